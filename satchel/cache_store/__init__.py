@@ -1,0 +1,1 @@
+"""Sessions on disk: blocks, manifests and heads. Runs without MLX."""

@@ -1,0 +1,48 @@
+"""One tree of errors. Each carries the exit code of its kind and, where it helps, what to do next."""
+
+from __future__ import annotations
+
+
+class SatchelError(Exception):
+    """Something the user can understand and act on: one line, no traceback."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    def one_line(self) -> str:
+        """The message and the hint as a single line."""
+        text = f"{self}; {self.hint}" if self.hint else str(self)
+        return " ".join(text.split())
+
+
+class UsageError(SatchelError):
+    """A wrong flag, name or value."""
+
+    exit_code = 2
+
+
+class NotFoundError(SatchelError):
+    """A session, model or file that is not there."""
+
+    exit_code = 3
+
+
+class DamagedError(SatchelError):
+    """Bytes that are not what was written, or that belong to something else."""
+
+    exit_code = 4
+
+
+class NetworkError(SatchelError):
+    """The network or a remote did not answer, or refused."""
+
+    exit_code = 5
+
+
+class RefusedError(SatchelError):
+    """Refused by the user or by a safety rule."""
+
+    exit_code = 6

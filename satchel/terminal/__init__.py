@@ -1,0 +1,1 @@
+"""Input and rendering. The only package that imports rich or prompt_toolkit."""
