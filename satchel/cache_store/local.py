@@ -1,0 +1,318 @@
+"""Sessions on this machine's disk. Knows nothing of what blocks hold, of models or of remotes.
+
+Layout under the root, directories 0700 and files 0600:
+
+    v1/blocks/ab/abcd…      blocks and tails, named by the SHA-256 of their bytes
+    v1/manifests/abcd…      manifests, likewise
+    v1/heads/<session>.json the newest manifest of each session
+    v1/lock                 held by whoever writes a session or deletes
+
+A session is written blocks first, head last, each atomically and under the lock: being killed at any point
+leaves the old session or the new one, and at worst files that nothing refers to, which `sweep` deletes.
+Reading takes no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from satchel.cache_store.files import (
+    TEMPORARY_PREFIX,
+    FileLock,
+    atomic_write,
+    delete_file,
+    list_dir,
+    read_file,
+)
+from satchel.cache_store.frame import object_id
+from satchel.cache_store.manifest import (
+    MAX_HEAD_BYTES,
+    MAX_MANIFEST_BYTES,
+    Head,
+    Manifest,
+    decode_head,
+    decode_manifest,
+    encode_head,
+    encode_manifest,
+)
+from satchel.cache_store.names import MAX_LENGTH, name_key, validate_name
+from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
+
+MIN_ID_PREFIX = 4  # hex digits of a session id that are taken for one
+
+
+class HeadMovedError(SatchelError):
+    """Another process saved, renamed or removed the session since it was read. `current` is its head now."""
+
+    def __init__(self, name: str, current: Head | None) -> None:
+        change = "changed" if current else "removed"
+        super().__init__(f"session {name!r} was {change} by another Satchel in the meantime")
+        self.current = current
+
+
+@dataclass(frozen=True, slots=True)
+class HeadList:
+    """The sessions, newest first, and one line for each head that cannot be read."""
+
+    heads: tuple[Head, ...]
+    damaged: tuple[str, ...]
+
+
+class LocalStore:
+    """A store in the directory `root`, which is made at the first write.
+
+    Every method raises SatchelError when the disk refuses. Ids are SHA-256 in hex.
+    """
+
+    def __init__(self, root: Path, lock_timeout_s: float = 10.0) -> None:
+        self._blocks = root / "v1" / "blocks"
+        self._manifests = root / "v1" / "manifests"
+        self._heads = root / "v1" / "heads"
+        self._lock = FileLock(root / "v1" / "lock", lock_timeout_s)
+
+    def locked(self) -> FileLock:
+        """To be held from a save's first `put_block` to its `commit_head`, lest `sweep` takes the blocks."""
+        return self._lock
+
+    # Objects
+
+    def put_block(self, data: bytes) -> str:
+        """Store a block or a tail unless it is there, whole; its id."""
+        block_id = object_id(data)
+        _put(self._block_path(block_id), data)
+        return block_id
+
+    def get_block(self, block_id: str, stored_bytes: int) -> bytes:
+        """The bytes of a block or a tail, which are the right ones.
+
+        Raises:
+            NotFoundError: there is no such block.
+            DamagedError: its length or its SHA-256 is wrong.
+        """
+        data = _get(self._block_path(block_id), block_id, "block", stored_bytes)
+        if len(data) != stored_bytes:
+            raise DamagedError(f"block {block_id[:12]} has {len(data)} bytes instead of {stored_bytes}")
+        return data
+
+    def put_manifest(self, manifest: Manifest) -> Head:
+        """Store a manifest; the head that names it, which is for `commit_head`."""
+        data = encode_manifest(manifest)
+        head = Head.of(manifest, data)
+        _put(self._manifests / head.manifest, data)
+        return head
+
+    def get_manifest(self, manifest_id: str) -> Manifest:
+        """
+        Raises:
+            NotFoundError: there is no such manifest.
+            DamagedError: its SHA-256 or its content is wrong.
+        """
+        path = self._manifests / manifest_id
+        return decode_manifest(_get(path, manifest_id, "manifest", MAX_MANIFEST_BYTES))
+
+    # Heads
+
+    def heads(self) -> HeadList:
+        """All sessions. Reads the heads only."""
+        heads, damaged = [], []
+        for path in list_dir(self._heads):
+            if path.suffix != ".json":
+                continue
+            try:
+                head = self.head(path.stem)
+            except DamagedError as err:
+                damaged.append(err.one_line())
+            else:
+                heads += [head] if head else []  # removed while we were reading
+        heads.sort(key=lambda head: (head.updated_at, head.session_id), reverse=True)
+        return HeadList(tuple(heads), tuple(damaged))
+
+    def head(self, session_id: str) -> Head | None:
+        """
+        Raises:
+            DamagedError: the head is there and cannot be read.
+        """
+        data = read_file(self._head_path(session_id), MAX_HEAD_BYTES)
+        return None if data is None else decode_head(data, session_id)
+
+    def find(self, wanted: str | None) -> Head:
+        """The session of this name (in any case) or id or start of an id; the latest one for None.
+
+        Raises:
+            NotFoundError: there is none; names what is near.
+            UsageError: the start of an id fits several sessions.
+        """
+        heads = self.heads().heads
+        if not heads:
+            raise NotFoundError("no session is saved yet")
+        if wanted is None:
+            return heads[0]
+        by_key = {name_key(head.name): head for head in reversed(heads)}
+        if head := by_key.get(name_key(wanted)):
+            return head
+        fitting = [head for head in heads if head.session_id.startswith(wanted)]
+        if len(wanted) >= MIN_ID_PREFIX and fitting:
+            if len(fitting) > 1:
+                names = ", ".join(head.name for head in fitting)
+                raise UsageError(f"{wanted!r} is the start of several ids", f"the sessions are {names}")
+            return fitting[0]
+        near = difflib.get_close_matches(name_key(wanted), by_key, n=3)
+        hint = f"near it are {', '.join(by_key[key].name for key in near)}" if near else ""
+        raise NotFoundError(f"no session is called {wanted!r}", hint)
+
+    def free_name(self, wanted: str) -> str:
+        """`wanted` if no session has it, else the first of `wanted-2`, `wanted-3`, … that is free."""
+        wanted = validate_name(wanted)
+        taken = {name_key(head.name) for head in self.heads().heads}
+        if name_key(wanted) not in taken:
+            return wanted
+        numbered = (f"{wanted[: MAX_LENGTH - len(suffix)]}{suffix}" for suffix in (f"-{n}" for n in count(2)))
+        return next(name for name in numbered if name_key(name) not in taken)
+
+    def commit_head(self, head: Head, expected: str | None) -> None:
+        """Make `head` the session's head, if the head now names the manifest `expected` (None: no head).
+
+        Raises:
+            HeadMovedError: it does not; nothing has changed.
+            UsageError: another session has the name.
+        """
+        with self._lock:
+            current = self.head(head.session_id)
+            if (current.manifest if current else None) != expected:
+                raise HeadMovedError(head.name, current)
+            if current is None or current.name != head.name:
+                self._check_unused(head)
+            atomic_write(self._head_path(head.session_id), encode_head(head))
+
+    def rename(self, session_id: str, new_name: str) -> Head:
+        """Give a session another name, as a new generation of it.
+
+        Raises:
+            NotFoundError: there is no such session.
+            UsageError: the name breaks the rule or another session has it.
+        """
+        name = validate_name(new_name)
+        with self._lock:
+            old = self.head(session_id)
+            if old is None:
+                raise _no_session(session_id)
+            manifest = self.get_manifest(old.manifest)
+            renamed = manifest.model_copy(
+                update={"name": name, "generation": manifest.generation + 1, "parent": old.manifest}
+            )
+            head = self.put_manifest(renamed)
+            self.commit_head(head, expected=old.manifest)
+            self.drop_superseded(renamed)
+        return head
+
+    # Deleting
+
+    def remove(self, session_id: str) -> int:
+        """Delete a session and what only it used; the bytes freed.
+
+        Raises:
+            NotFoundError: there is no such session.
+        """
+        with self._lock:
+            path = self._head_path(session_id)
+            if not path.exists():
+                raise _no_session(session_id)
+            delete_file(path, durable=True)
+            return self.sweep()
+
+    def drop_superseded(self, manifest: Manifest) -> None:
+        """Delete the manifest before `manifest`'s parent, and its tail. `manifest` has just become current.
+
+        The parent stays, for readers that opened it a moment ago. Tails name their session, so no other one
+        can refer to them; replaced blocks may be shared and are left to `sweep`. So is what the disk refuses
+        to delete: the session is saved, and that must not look like a failure to save it.
+        """
+        with self._lock, contextlib.suppress(SatchelError):
+            parent = self._ancestor(manifest.parent)
+            superseded = self._ancestor(parent.parent) if parent else None
+            if not (parent and parent.parent and superseded):
+                return
+            if superseded.session_id != manifest.session_id:
+                return  # what a fork was made from
+            delete_file(self._manifests / parent.parent)
+            in_use = {ref.sha256 for ref in (manifest.tail, parent.tail) if ref}
+            if superseded.tail and superseded.tail.sha256 not in in_use:
+                delete_file(self._block_path(superseded.tail.sha256))
+
+    def sweep(self) -> int:
+        """Delete every file that no session refers to, such as a killed save leaves; the bytes freed.
+
+        Deletes nothing while a head or a current manifest is damaged: what it refers to is not known.
+        """
+        with self._lock:
+            listed = self.heads()
+            if listed.damaged:
+                return 0
+            live: set[str] = set()
+            for head in listed.heads:
+                try:
+                    live |= self._references(head.manifest)
+                except (NotFoundError, DamagedError):
+                    return 0
+            stored = [path for shard in list_dir(self._blocks) for path in list_dir(shard)]
+            stored += list_dir(self._manifests)
+            leftover = [path for path in list_dir(self._heads) if path.name.startswith(TEMPORARY_PREFIX)]
+            return sum(delete_file(path) for path in (*stored, *leftover) if path.name not in live)
+
+    def _references(self, manifest_id: str) -> set[str]:
+        """Ids that a session's current manifest keeps alive: itself, its parent's, and their objects."""
+        manifest = self.get_manifest(manifest_id)
+        ids = {manifest_id} | _objects(manifest)
+        if manifest.parent and (parent := self._ancestor(manifest.parent)):
+            ids |= {manifest.parent} | _objects(parent)
+        return ids
+
+    def _ancestor(self, manifest_id: str | None) -> Manifest | None:
+        """An earlier manifest, if it is still there; a damaged one is of no use to anyone."""
+        try:
+            return self.get_manifest(manifest_id) if manifest_id else None
+        except (NotFoundError, DamagedError):
+            return None
+
+    def _check_unused(self, head: Head) -> None:
+        for other in self.heads().heads:
+            if name_key(other.name) == name_key(head.name) and other.session_id != head.session_id:
+                raise UsageError(f"there is a session called {other.name!r} already", "choose another name")
+
+    def _block_path(self, block_id: str) -> Path:
+        return self._blocks / block_id[:2] / block_id
+
+    def _head_path(self, session_id: str) -> Path:
+        return self._heads / f"{session_id}.json"
+
+
+def _no_session(session_id: str) -> NotFoundError:
+    return NotFoundError(f"there is no session {session_id[:12]}")
+
+
+def _objects(manifest: Manifest) -> set[str]:
+    tail = {manifest.tail.sha256} if manifest.tail else set()
+    return {ref.sha256 for ref in manifest.blocks} | tail
+
+
+def _put(path: Path, data: bytes) -> None:
+    """Write `data` unless it is there. A damaged file of the same name is not: it is replaced."""
+    try:
+        present = read_file(path, max_bytes=len(data))
+    except DamagedError:
+        present = None
+    if present != data:
+        atomic_write(path, data)
+
+
+def _get(path: Path, expected_id: str, noun: str, max_bytes: int) -> bytes:
+    data = read_file(path, max_bytes)
+    if data is None:
+        raise NotFoundError(f"{noun} {expected_id[:12]} is missing")
+    if object_id(data) != expected_id:
+        raise DamagedError(f"{noun} {expected_id[:12]} is damaged: its SHA-256 is another")
+    return data

@@ -1,0 +1,184 @@
+"""Manifests (what one generation of a session consists of) and heads (which manifest is the newest).
+
+Knows nothing of files: both are values that are checked when they are made and when they are read.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, Field, model_validator
+
+from satchel.cache_store import frame
+from satchel.cache_store.names import name_fault
+from satchel.cache_store.record import Record
+from satchel.cache_store.snapshot import canonical_json
+from satchel.errors import DamagedError
+
+MAX_MANIFEST_BYTES = 8 << 20  # two million tokens of text
+MAX_HEAD_BYTES = 64 << 10
+TITLE_LENGTH = 80  # characters
+
+
+def _check_name(name: str) -> str:
+    if fault := name_fault(name):
+        raise ValueError(f"the name {fault}")
+    return name
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+SessionId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+SessionName = Annotated[str, AfterValidator(_check_name)]
+Time = Annotated[AwareDatetime, Field(strict=False)]
+Count = Annotated[int, Field(ge=0, lt=1 << 53)]
+
+
+class Message(Record):
+    """One entry of the transcript.
+
+    Lone surrogates, which a terminal can hand over for bytes that are not text, become question marks: a
+    save must not fail on them.
+    """
+
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, AfterValidator(_encodable)]
+
+
+class TailRef(Record):
+    """The stored object that holds the state of tokens `start` to `stop` (exclusive)."""
+
+    sha256: Sha256
+    stored_bytes: Count
+    start: Count
+    stop: Count
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.stop < self.start:
+            raise ValueError(f"tokens {self.start} to {self.stop}")
+        return self
+
+
+class BlockRef(TailRef):
+    """A block, with the chain key that stands for all tokens up to its end."""
+
+    chain_key: Sha256
+
+
+class Manifest(Record):
+    """One generation of a session: transcript, and where the state of its tokens is stored.
+
+    `parent` is the id of the manifest this one was made from; for a fork it belongs to another session.
+    `tail` is None when only the transcript was saved.
+    """
+
+    format_version: Literal[1] = 1
+    session_id: SessionId
+    name: SessionName
+    generation: Annotated[int, Field(ge=1, lt=1 << 53)]
+    parent: Sha256 | None
+    created_at: Time
+    model_name: str
+    profile_name: str
+    identity: dict[str, Any]
+    messages: tuple[Message, ...] = Field(strict=False)
+    blocks: tuple[BlockRef, ...] = Field(strict=False)
+    tail: TailRef | None
+    token_count: Count
+
+    @model_validator(mode="after")
+    def _check_ranges(self) -> Self:
+        refs = (*self.blocks, self.tail) if self.tail else self.blocks
+        for before, after in pairwise(refs):
+            if before.stop != after.start:
+                raise ValueError(f"a block ends at token {before.stop} and the next starts at {after.start}")
+        if refs and refs[0].start != 0:
+            raise ValueError(f"the first block starts at token {refs[0].start}")
+        if self.token_count != (refs[-1].stop if refs else 0):
+            raise ValueError(f"{self.token_count} tokens are counted and the blocks hold another number")
+        return self
+
+
+class Head(Record):
+    """What a list of sessions shows, and the id of the newest manifest. `stored_bytes` counts everything."""
+
+    session_id: SessionId
+    name: SessionName
+    manifest: Sha256
+    generation: Annotated[int, Field(ge=1, lt=1 << 53)]
+    updated_at: Time
+    model_name: str
+    profile_name: str
+    turns: Count
+    token_count: Count
+    stored_bytes: Count
+    title: Annotated[str, Field(max_length=TITLE_LENGTH)]
+
+    @classmethod
+    def of(cls, manifest: Manifest, stored: bytes) -> Self:
+        """The head that names `manifest`, whose encoded bytes are `stored`."""
+        refs = (*manifest.blocks, manifest.tail) if manifest.tail else manifest.blocks
+        questions = [message.content for message in manifest.messages if message.role == "user"]
+        return cls(
+            session_id=manifest.session_id,
+            name=manifest.name,
+            manifest=frame.object_id(stored),
+            generation=manifest.generation,
+            updated_at=manifest.created_at,
+            model_name=manifest.model_name,
+            profile_name=manifest.profile_name,
+            turns=len(questions),
+            token_count=manifest.token_count,
+            stored_bytes=len(stored) + sum(ref.stored_bytes for ref in refs),
+            title=_title(questions[0]) if questions else "",
+        )
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The stored bytes, whose SHA-256 is the manifest's id.
+
+    Raises:
+        SatchelError: too large for the store.
+    """
+    return frame.compress(canonical_json(manifest.model_dump(mode="json")), MAX_MANIFEST_BYTES)
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """
+    Raises:
+        DamagedError: not a whole, consistent manifest of this format; names it.
+    """
+    try:
+        return Manifest.parse(frame.decompress(data, MAX_MANIFEST_BYTES))
+    except DamagedError as err:
+        raise DamagedError(f"manifest {frame.object_id(data)[:12]} is damaged: {err}") from err
+
+
+def encode_head(head: Head) -> bytes:
+    return canonical_json(head.model_dump(mode="json")) + b"\n"
+
+
+def decode_head(data: bytes, session_id: str) -> Head:
+    """
+    Raises:
+        DamagedError: not the head of this session.
+    """
+    try:
+        head = Head.parse(data)
+    except DamagedError as err:
+        raise DamagedError(f"the head of session {session_id[:12]} is damaged: {err}") from err
+    if head.session_id != session_id:
+        raise DamagedError(f"the head of session {session_id[:12]} belongs to {head.session_id[:12]}")
+    return head
+
+
+def _title(question: str) -> str:
+    """The start of the first question, in one printable line."""
+    words = "".join(char if char.isprintable() else " " for char in question[: 4 * TITLE_LENGTH]).split()
+    line = " ".join(words)
+    return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 1].rstrip() + "…"

@@ -1,0 +1,94 @@
+"""What the user chose: built-in defaults, under `config.toml`, under the environment, under flags.
+
+Knows nothing of which command reads a setting, and holds no secrets.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from satchel.config import paths
+from satchel.config.profiles import DEFAULT_PROFILE, get_profile
+from satchel.errors import UsageError
+
+ENV_PREFIX = "SATCHEL_"
+
+
+class Settings(BaseModel):
+    """Every setting with its default. `max_tokens` and `prefill_step` count tokens."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    model: Annotated[str, Field(min_length=1)] = "embedded"
+    kv_profile: str = DEFAULT_PROFILE
+    max_tokens: Annotated[int, Field(ge=1)] = 1024
+    temperature: Annotated[float, Field(ge=0, le=5)] = 0.7
+    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    seed: Annotated[int, Field(ge=0)] | None = None
+    system_prompt: str = ""  # empty: what the model's chat template says by itself
+    auto_save: bool = True
+    prefill_step: Annotated[int, Field(ge=1)] = 512
+
+    @field_validator("kv_profile")
+    @classmethod
+    def _is_a_profile(cls, name: str) -> str:
+        get_profile(name)
+        return name
+
+
+def load_settings(overrides: Mapping[str, object | None] | None = None) -> Settings:
+    """The settings in force. An override of None is one that was not given.
+
+    Raises:
+        UsageError: an unknown key or a wrong value; the message says where it stands and what is right.
+    """
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    chosen = _from_file() | _from_environment() | _checked(given, "options")
+    return Settings.model_validate(chosen)
+
+
+def _from_file() -> dict[str, object]:
+    path = paths.config_file()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise UsageError(f"{path} is not valid TOML: {err}") from err
+    except OSError as err:
+        raise UsageError(f"{path} cannot be read: {err.strerror}") from err
+    return _checked(table, str(path))
+
+
+def _from_environment() -> dict[str, object]:
+    """The settings named in the environment, e.g. `SATCHEL_MAX_TOKENS`; an empty value is none."""
+    texts = {key: os.environ.get(ENV_PREFIX + key.upper(), "") for key in Settings.model_fields}
+    texts = {key: text for key, text in texts.items() if text}
+    try:
+        return Settings.model_validate_strings(texts, strict=False).model_dump(exclude_unset=True)
+    except ValidationError as err:
+        raise _usage_error(err, "environment", name=lambda key: ENV_PREFIX + key.upper()) from err
+
+
+def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
+    try:
+        return Settings.model_validate(values).model_dump(exclude_unset=True)
+    except ValidationError as err:
+        raise _usage_error(err, source) from err
+
+
+def _usage_error(err: ValidationError, source: str, name: Callable[[str], str] = str) -> UsageError:
+    """The first complaint as one line."""
+    first = err.errors(include_url=False)[0]
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, Settings.model_fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(Settings.model_fields)}"
+        return UsageError(f"{source}: there is no setting {key!r}", hint)
+    return UsageError(f"{source}: {name(key)} is {first['input']!r}", first["msg"])

@@ -1,0 +1,98 @@
+"""What a layer's rotary embedding does at each position, as one small table for all layers that share it.
+
+Subtracting the mean of the *de-rotated* keys needs R_p mu at every position p, and attention needs q . R_p mu
+for the keys of the body. Both come from cos and sin per position and coordinate pair, so the table costs
+2 * pairs numbers a position for the whole model instead of head_dim per head and layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+GROW = 1024  # positions added at a time
+
+
+@dataclass(slots=True)
+class RopeTable:
+    """cos and sin of each position for a rotary embedding that turns the first `dims` coordinates.
+
+    Coordinate pairs are (i, i + dims / 2), or (2i, 2i + 1) where `traditional`. Whatever `rope` really does,
+    `turn` and `dot` agree with each other, so a layer whose keys were turned otherwise loses only the benefit.
+    """
+
+    rope: Callable[..., mx.array]
+    dims: int
+    traditional: bool
+    rows: mx.array | None = field(default=None, repr=False)  # (positions, dims) float32: cos | sin
+
+    @classmethod
+    def of(cls, rope: object) -> RopeTable | None:
+        """The table of a layer's `rope` module, or None where it is not of a kind known here."""
+        dims = getattr(rope, "dims", None)
+        if not callable(rope) or not isinstance(dims, int) or dims <= 0 or dims % 2:
+            return None
+        return cls(rope, dims, bool(getattr(rope, "traditional", False)))
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+    def between(self, start: int, stop: int) -> mx.array:
+        """Rows [start, stop), (stop - start, dims) float32."""
+        have = 0 if self.rows is None else self.rows.shape[0]
+        if have < stop:
+            # In chunks that start at fixed positions: a resumed session gets the very same rows.
+            chunks = [] if self.rows is None else [self.rows]
+            chunks += [self._compute(position) for position in range(have, stop, GROW)]
+            self.rows = mx.concatenate(chunks)
+            mx.eval(self.rows)
+        assert self.rows is not None
+        return self.rows[start:stop]
+
+    def turn(self, mean: mx.array, start: int, stop: int) -> mx.array:
+        """R_p `mean` for p in [start, stop): (B, heads, 1, head_dim) to (B, heads, stop - start, head_dim)."""
+        cos, sin = mx.split(self.between(start, stop), 2, -1)  # (T, pairs) each
+        first, second, rest = self._pairs(mean)
+        turned = self._join(first * cos - second * sin, first * sin + second * cos)
+        unturned = mx.broadcast_to(rest, (*turned.shape[:-1], rest.shape[-1]))
+        return mx.concatenate([turned, unturned], -1)
+
+    def unturn(self, keys: mx.array, start: int) -> mx.array:
+        """R_p^-1 k for keys (B, heads, T, head_dim) at positions start, start + 1, ..."""
+        cos, sin = mx.split(self.between(start, start + keys.shape[2]), 2, -1)
+        scale = 1 / mx.maximum(cos * cos + sin * sin, 1e-12)  # long-context ropes also scale
+        first, second, rest = self._pairs(keys)
+        turned = self._join((first * cos + second * sin) * scale, (second * cos - first * sin) * scale)
+        return mx.concatenate([turned, rest], -1)
+
+    def dot(self, queries: mx.array, mean: mx.array, start: int, stop: int) -> mx.array:
+        """q . R_p mean for p in [start, stop): queries (B, heads, N, head_dim) to (B, heads, N, stop - start)."""
+        q_first, q_second, q_rest = self._pairs(queries)
+        m_first, m_second, m_rest = self._pairs(mean)
+        along = q_first * m_first + q_second * m_second
+        across = q_second * m_first - q_first * m_second
+        weights = mx.concatenate([along, across], -1).reshape(-1, self.dims)
+        product = weights @ self.between(start, stop).T
+        product = product.reshape(*queries.shape[:-1], stop - start)
+        if self.dims < queries.shape[-1]:
+            product = product + (q_rest * m_rest).sum(-1, keepdims=True)
+        return product
+
+    def _compute(self, start: int) -> mx.array:
+        ones, zeros = mx.ones((1, 1, GROW, self.dims // 2)), mx.zeros((1, 1, GROW, self.dims // 2))
+        first, second, _ = self._pairs(self.rope(self._join(ones, zeros), offset=start))
+        return mx.concatenate([first, second], -1)[0, 0]
+
+    def _pairs(self, x: mx.array) -> tuple[mx.array, mx.array, mx.array]:
+        turned, rest = x[..., : self.dims], x[..., self.dims :]
+        if self.traditional:
+            return turned[..., 0::2], turned[..., 1::2], rest
+        return turned[..., : self.dims // 2], turned[..., self.dims // 2 :], rest
+
+    def _join(self, first: mx.array, second: mx.array) -> mx.array:
+        if self.traditional:
+            return mx.stack([first, second], -1).reshape(*first.shape[:-1], -1)
+        return mx.concatenate([first, second], -1)

@@ -1,0 +1,253 @@
+"""A model's KV state as plain numpy arrays and JSON values, and back, bit for bit. Knows nothing of files.
+
+Layers whose arrays look alike form a group and are stacked, so that a file holds a few large arrays instead of
+hundreds of small ones. A *part* is the state of tokens [start, stop): a block holds what never changes again,
+the tail everything after the blocks. bfloat16 travels as its bits in uint16, which the part's meta says.
+
+Per group and side, with n layers: `g0.k.codes` (n, n_kv_heads, T, words), `g0.k.scale` and `g0.k.bias`
+(n, n_kv_heads, T, groups), or `g0.k.x` (n, n_kv_heads, T, head_dim) where a side is exact. The part that starts
+at token 0 also has the sink `g0.k.sink` (n, n_kv_heads, sink, head_dim); it and the tail have the mean `g0.k.mean`
+(n, n_kv_heads, 1, head_dim) and whether it turns, `g0.k.turns` (n,). The tail has the window `g0.k.window`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import KVCache
+
+from satchel.engine.body import Body, QuantisedBody
+from satchel.engine.kv_cache import TurboQuantKVCache
+from satchel.engine.kv_state import KVState
+
+Meta = dict[str, Any]
+_PLAIN = {mx.uint8: "uint8", mx.uint32: "uint32", mx.int32: "int32"} | {
+    mx.float16: "float16",
+    mx.float32: "float32",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The state of tokens [start, stop); `meta` holds JSON values that the arrays cannot say."""
+
+    start: int
+    stop: int
+    arrays: Mapping[str, np.ndarray]
+    meta: Mapping[str, Any]
+
+
+def settled_tokens(state: KVState) -> int:
+    """How many of the first tokens have a state that later tokens do not change."""
+    kv = [_settled(cache) for cache in state.caches if isinstance(cache, TurboQuantKVCache | KVCache)]
+    return min(kv, default=0)
+
+
+def export_block(state: KVState, start: int, stop: int) -> Part:
+    """The state of settled tokens [start, stop), copied out of the device."""
+    return _export(state, start, stop, tail=False)
+
+
+def export_tail(state: KVState, start: int, stop: int) -> Part:
+    """The state of everything from token `start` to the last one, `stop`; layers without tokens whole."""
+    return _export(state, start, stop, tail=True)
+
+
+def restore(state: KVState, parts: Sequence[Part]) -> None:
+    """Fill an empty state with parts that follow one another from token 0, the tail last.
+
+    Raises:
+        ValueError: a part is not of this kind of state; `state` is then not usable.
+    """
+    tail = parts[-1]
+    try:
+        restored = _restore_groups(state, parts)
+        for index, tree in tail.meta["layers"].items():
+            cache_state = _decode_tree(tree, tail)
+            _check_tree(cache_state, state.seen[int(index)].state)
+            state.caches[int(index)].state = cache_state
+            restored.append(int(index))
+    except (KeyError, IndexError, TypeError, AttributeError) as err:
+        raise ValueError(f"the saved state does not fit this model: {err!r}") from err
+    if sorted(restored) != list(range(len(state.caches))):
+        raise ValueError("the saved state does not cover this model's layers")
+    mx.eval([cache.state for cache in state.caches if not cache.empty()])
+
+
+# -- out ---------------------------------------------------------------------------------------------
+
+
+def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
+    pieces = {
+        index: _pieces(cache, start, stop, tail)
+        for index, cache in enumerate(state.caches)
+        if isinstance(cache, TurboQuantKVCache | KVCache)
+    }
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for index, layer in pieces.items():
+        signature = tuple((name, array.shape, str(array.dtype)) for name, array in layer.items())
+        groups.setdefault(signature, []).append(index)
+    stacked = {
+        f"g{number}.{name}": mx.stack([pieces[index][name] for index in layers])
+        for number, layers in enumerate(groups.values())
+        for name in pieces[layers[0]]
+    }
+    meta: Meta = {"groups": list(groups.values()), "layers": {}}
+    if tail:
+        for index, cache in enumerate(state.caches):
+            if index not in pieces:
+                meta["layers"][str(index)] = _encode_tree(cache.state, f"L{index:03d}", stacked)
+    mx.eval(list(stacked.values()))
+    meta["dtypes"] = {name: "bfloat16" for name, array in stacked.items() if array.dtype == mx.bfloat16}
+    return Part(start, stop, {name: _to_numpy(array) for name, array in stacked.items()}, meta)
+
+
+def _pieces(cache: Any, start: int, stop: int, tail: bool) -> dict[str, mx.array]:
+    """A layer's arrays for tokens [start, stop), without the batch axis."""
+    if cache.empty():
+        return {}
+    if isinstance(cache, KVCache):
+        return {f"{side}.x": x[0, :, start:stop] for side, x in (("k", cache.keys), ("v", cache.values))}
+    sink, body_stop = cache.sink_tokens, cache.body_stop
+    pieces: dict[str, mx.array] = {}
+    for side, exact, body in (
+        ("k", cache.keys, cache.key_body),
+        ("v", cache.values, cache.value_body),
+    ):
+        if start == 0:
+            pieces[f"{side}.sink"] = exact[0, :, :sink]
+        if tail:
+            pieces[f"{side}.window"] = exact[0, :, sink:]
+        held = body.arrays()
+        if "mean" in held and (tail or start == 0):
+            pieces[f"{side}.mean"] = held["mean"][0]
+            pieces[f"{side}.turns"] = mx.array(int(body.mean_turns), dtype=mx.uint8)
+        first, last = max(start, sink) - sink, min(stop, body_stop) - sink
+        if last > first:
+            per_token = (name for name in held if name != "mean")
+            pieces |= {f"{side}.{name}": held[name][0, :, first:last] for name in per_token}
+    return pieces
+
+
+def _settled(cache: Any) -> int:
+    if isinstance(cache, TurboQuantKVCache):
+        return int(cache.body_stop) if cache.body_tokens else 0
+    return int(cache.offset)
+
+
+def _to_numpy(array: mx.array) -> np.ndarray:
+    return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
+
+
+def _encode_tree(tree: Any, prefix: str, arrays: dict[str, mx.array]) -> Any:
+    """A cache's `state` (nested tuples, arrays, numbers, None) as JSON; its arrays go to `arrays`."""
+    if isinstance(tree, mx.array):
+        arrays[prefix] = tree
+        return {"array": prefix}
+    if isinstance(tree, list | tuple):
+        return [_encode_tree(item, f"{prefix}.{number}", arrays) for number, item in enumerate(tree)]
+    if tree is None or isinstance(tree, int | float | str | bool):
+        return tree
+    raise ValueError(f"cannot save a cache state of type {type(tree).__name__}")
+
+
+# -- in ----------------------------------------------------------------------------------------------
+
+
+def _decode_tree(tree: Any, part: Part) -> Any:
+    if isinstance(tree, dict):
+        return _to_mlx(part, tree["array"])
+    return [_decode_tree(item, part) for item in tree] if isinstance(tree, list) else tree
+
+
+def _to_mlx(part: Part, name: str, array: np.ndarray | None = None) -> mx.array:
+    held = mx.array(part.arrays[name] if array is None else array)
+    return held.view(mx.bfloat16) if part.meta["dtypes"].get(name) == "bfloat16" else held
+
+
+def _check_tree(tree: Any, seen: Any) -> None:
+    """That a restored cache state is built like one the model made: arrays may differ in their tokens only."""
+    if isinstance(tree, list):
+        if not isinstance(seen, list | tuple) or len(tree) != len(seen):
+            raise ValueError("a layer's saved state has another structure")
+        for item, seen_item in zip(tree, seen, strict=True):
+            _check_tree(item, seen_item)
+    elif isinstance(tree, mx.array) and isinstance(seen, mx.array):
+        _check_array(tree, seen.dtype, seen.shape)
+    elif isinstance(tree, mx.array) or not isinstance(tree, int | float | str | None):
+        raise ValueError("a layer's saved state has an array where the model has none")
+
+
+def _restore_groups(state: KVState, parts: Sequence[Part]) -> list[int]:
+    tail = parts[-1]
+    groups = tail.meta["groups"]
+    if any(part.meta["groups"] != groups for part in parts):
+        raise ValueError("the saved parts group their layers differently")
+    for number, layers in enumerate(groups):
+        prefix = f"g{number}."
+        names = {name for part in parts for name in part.arrays if name.startswith(prefix)}
+        joined = {name.removeprefix(prefix): _join(parts, name) for name in sorted(names)}
+        for row, index in enumerate(layers):
+            layer = {name: array[row][None] for name, array in joined.items()}
+            if layer:
+                _restore_layer(state.caches[index], layer, tail.stop, state.seen[index])
+    return [index for layers in groups for index in layers]
+
+
+def _join(parts: Sequence[Part], name: str) -> mx.array:
+    """The parts' arrays called `name`, joined along their tokens; what is not per token, from its last part."""
+    having = [part for part in parts if name in part.arrays]
+    if name.rsplit(".", 1)[-1] in ("mean", "turns", "sink", "window"):
+        return _to_mlx(having[-1], name)
+    return _to_mlx(having[-1], name, np.concatenate([part.arrays[name] for part in having], axis=2))
+
+
+def _restore_layer(cache: Any, layer: Mapping[str, mx.array], stop: int, seen: Any) -> None:
+    """Fill one empty cache with arrays (1, n_kv_heads, T, ...)."""
+    if isinstance(cache, TurboQuantKVCache):
+        cache.keys = _restore_side(layer, "k", cache.key_body, cache.dtype, stop, seen.keys.shape)
+        cache.values = _restore_side(layer, "v", cache.value_body, cache.dtype, stop, seen.values.shape)
+        cache.offset = cache.attended = stop
+        if cache.key_body.tokens != cache.value_body.tokens:
+            raise ValueError("keys and values of a layer hold different numbers of tokens")
+    elif isinstance(cache, KVCache):
+        for name, like in (("k.x", seen.keys), ("v.x", seen.values)):
+            _check_array(layer[name], like.dtype, like.shape, stop)
+        cache.keys, cache.values, cache.offset = layer["k.x"], layer["v.x"], stop
+    else:
+        raise ValueError(f"a {type(cache).__name__} was saved as keys and values")
+
+
+def _restore_side(
+    layer: Mapping[str, mx.array], side: str, body: Body, dtype: mx.Dtype, stop: int, like: tuple[int, ...]
+) -> mx.array:
+    """Fill the body of keys or values; returns the exact tokens. `like` is (B, n_kv_heads, T, head_dim)."""
+    exact = mx.concatenate([layer[f"{side}.sink"], layer[f"{side}.window"]], axis=2)
+    _check_array(exact, dtype, like)
+    layout = body.layout(like[3], dtype)
+    held = {name: layer[f"{side}.{name}"] for name in layout if f"{side}.{name}" in layer}
+    if held:
+        for name, array in held.items():
+            row_dtype, width = layout[name]
+            _check_array(array, row_dtype, (*like[:3], width), stop - exact.shape[2])
+        if isinstance(body, QuantisedBody):
+            held["mean"] = layer[f"{side}.mean"]
+            _check_array(held["mean"], mx.float32, like, 1)
+            body.mean_turns = bool(layer[f"{side}.turns"].item())
+        body.load(held)
+    if body.tokens + exact.shape[2] != stop:
+        raise ValueError(f"a layer holds {body.tokens + exact.shape[2]} tokens where {stop} were saved")
+    return exact
+
+
+def _check_array(array: mx.array, dtype: mx.Dtype, like: tuple[int, ...], tokens: int | None = None) -> None:
+    """That an array has `dtype` and the shape `like`, but for axis 2, which holds `tokens` if they are given."""
+    shape, expected = list(array.shape), list(like)
+    if len(shape) > 2 and len(shape) == len(expected):
+        expected[2] = shape[2] if tokens is None else tokens
+    if shape != expected or array.dtype != dtype:
+        raise ValueError(f"a saved array is {array.dtype} {shape}; this model's is {dtype} {expected}")

