@@ -10,7 +10,6 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import cached_property
 
 import numpy as np
 
@@ -21,12 +20,20 @@ from satchel.cache_store.sessions import Saved, load_snapshot, open_session, sav
 from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, Snapshot, identity_differences
 from satchel.config.profiles import Profile, get_profile
 from satchel.config.settings import Settings
-from satchel.engine.generate import Delta, Finished, Progress, Sampler, Stats, generate, sampler_of
+from satchel.engine.generate import Delta, Finished, Progress, Stats, generate
 from satchel.engine.kv_state import KVFactory, KVState
-from satchel.engine.model import LoadedModel
+from satchel.engine.model import EMBEDDED, LoadedModel
 from satchel.engine.prompt import continue_prompt, render
-from satchel.engine.snapshot_io import Part, export_block, export_tail, restore, settled_tokens
-from satchel.errors import DamagedError, NotFoundError, SatchelError
+from satchel.engine.sampling import SMALL_MODEL, recommended
+from satchel.engine.snapshot_io import (
+    NonFiniteError,
+    Part,
+    export_block,
+    export_tail,
+    restore,
+    settled_tokens,
+)
+from satchel.errors import SatchelError
 
 IDENTITY_FORMAT = 1
 
@@ -41,10 +48,9 @@ class SessionManager:
     def __init__(self, store: LocalStore, model: LoadedModel, profile: Profile, settings: Settings) -> None:
         self.store, self.model, self.profile, self.settings = store, model, profile, settings
         self.factory = KVFactory(model.model, model.cache_dtype)
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        return sampler_of(self.settings.temperature, self.settings.top_p, self.settings.seed)
+        base = SMALL_MODEL if model.name == EMBEDDED else recommended(model.path)
+        sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
+        self.sampler, self.logits_processors = sampling.sampler(), sampling.logits_processors()
 
     def new(self) -> Session:
         """An empty session, unsaved and unnamed."""
@@ -92,7 +98,7 @@ class Session:
         self._saved = saved
         self._stored_tokens = 0  # leading tokens whose state is as `_saved` has it
         self._last_stats: Stats | None = None
-        self._new_state()
+        self._state = manager.factory.new(profile)
         if self._state.notice:
             self.notices.append(self._state.notice)
 
@@ -126,33 +132,32 @@ class Session:
                 f"the model takes {model.context_length:,}",
                 "/new starts another session; this one stays as it is",
             )
-        answer: list[str] = []
+        state, stored, reused = self._state, self._stored_tokens, len(self.token_ids)
         token_ids = [*self.token_ids, *prompt]
-        reused, self.token_ids = len(self.token_ids), []  # unknown until the turn has ended
-        try:
-            for event in generate(
-                model,
-                self._state,
-                prompt,
-                max_tokens=min(max_tokens, room),
-                sampler=self.manager.sampler,
-                cancel=cancel,
-                prefill_step=settings.prefill_step,
-                reused_tokens=reused,
-            ):
-                match event:
-                    case Delta(token_id, piece):
-                        answer.append(piece)
-                        token_ids += [] if token_id is None else [token_id]
-                    case Finished(_, stats, read_tokens):
-                        self.token_ids = token_ids[: reused + read_tokens]
-                        self._last_stats = stats
-                        if answer:
-                            self.messages = [*messages, Message(role="assistant", content="".join(answer))]
-                yield event
-        finally:
-            if not self.token_ids:
-                self._forget()
+        answer: list[str] = []
+        self._forget()  # what a turn has read counts only once the turn has ended
+        for event in generate(
+            model,
+            state,
+            prompt,
+            max_tokens=min(max_tokens, room),
+            sampler=self.manager.sampler,
+            logits_processors=self.manager.logits_processors,
+            cancel=cancel,
+            prefill_step=settings.prefill_step,
+            reused_tokens=reused,
+        ):
+            match event:
+                case Delta(token_id, piece):
+                    answer.append(piece)
+                    token_ids += [] if token_id is None else [token_id]
+                case Finished(_, stats, read_tokens):
+                    self._state, self._stored_tokens = state, stored
+                    self.token_ids = token_ids[: reused + read_tokens]
+                    self._last_stats = stats
+                    if answer:
+                        self.messages = [*messages, Message(role="assistant", content="".join(answer))]
+            yield event
 
     def _unread(self, messages: Sequence[Message]) -> list[int]:
         """The tokens to read next; the KV state is taken back to where the new prompt leaves the old one."""
@@ -169,11 +174,8 @@ class Session:
 
     def _forget(self) -> None:
         """Drop the KV state: the next turn reads the transcript again."""
-        self._new_state()
-        self.token_ids, self._stored_tokens = [], 0
-
-    def _new_state(self) -> None:
         self._state = self.manager.factory.new(self.profile)
+        self.token_ids, self._stored_tokens = [], 0
 
     # -- store ---------------------------------------------------------------------------------------
 
@@ -196,7 +198,7 @@ class Session:
                 for block in (*snapshot.blocks, snapshot.tail)
             ]
             restore(self._state, parts)
-        except (DamagedError, NotFoundError, ValueError) as err:
+        except (SatchelError, ValueError) as err:  # damaged, missing, unreadable, or another model's
             self._forget()
             self.notices.append(f"{err}: the context is read again with the next message")
             return
@@ -212,20 +214,28 @@ class Session:
             UsageError: the name breaks the rule or is taken.
             SatchelError: the disk refused; the earlier save is intact.
         """
-        name = validate_name(name) if name else self.name or self._free_name()
-        try:
-            self._save(name, self._saved)
-        except HeadMovedError:
-            fork = self.manager.store.free_name(name)
-            self._stored_tokens = 0
-            self._save(fork, None)
-            self.notices.append(f"another process has saved {name!r}: this talk goes on as {fork!r}")
+        with self.manager.store.locked():  # a name that is free now must still be when the head is written
+            name = validate_name(name) if name else self.name or self._free_name()
+            try:
+                self._save(name, self._saved)
+            except HeadMovedError as err:
+                change, old = "saved" if err.current else "removed", self.name
+                fork = self.manager.store.free_name(name)
+                self._stored_tokens = 0
+                self._save(fork, None)
+                self.notices.append(f"another process has {change} {old!r}: this talk goes on as {fork!r}")
 
     def _save(self, name: str, base: Saved | None) -> None:
         manager = self.manager
+        try:
+            snapshot = self._snapshot(base)
+        except NonFiniteError as err:
+            self.notices.append(f"{err}: only the words are saved")
+            self._forget()
+            snapshot = self._snapshot(base)
         self._saved = save_snapshot(
             manager.store,
-            self._snapshot(base),
+            snapshot,
             self.messages,
             name=name,
             model_name=manager.model.name,
@@ -258,12 +268,16 @@ class Session:
         name = " ".join(words)[: MAX_LENGTH // 2].strip() or "chat"
         return self.manager.store.free_name("chat" if name_fault(name) else name)
 
+    def kv_elements(self) -> int:
+        """Key and value coordinates that the KV state stands for."""
+        return self._state.elements()
+
     # -- telling -------------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, object]:
         """What `/stats` shows: label to value, in order."""
         model, state, last = self.manager.model, self._state, self._last_stats
-        held, exact = state.nbytes, state.exact_nbytes()
+        held, exact = state.nbytes, 2 * state.elements()
         shown: dict[str, object] = {
             "session": self.name or "not saved yet",
             "model": f"{model.name} ({model.dtype} on {model.device.kind})".replace("mlx.core.", ""),

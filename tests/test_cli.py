@@ -22,7 +22,8 @@ BRIEF = ("--max-tokens", "6", "--temperature", "0")
 @pytest.fixture
 def environment(tmp_path):
     kept = {key: value for key, value in os.environ.items() if not key.startswith("SATCHEL_")}
-    kept |= {key: os.environ[key] for key in ("SATCHEL_CACHE",) if key in os.environ}
+    if cache := os.environ.get("SATCHEL_CACHE"):
+        kept["SATCHEL_CACHE"] = cache
     return kept | {"SATCHEL_HOME": str(tmp_path / "home")}
 
 
@@ -200,6 +201,7 @@ def test_doctor_says_where_things_are(satchel, environment):
     }
 
 
+@needs_model
 def test_nothing_asked_is_exit_code_2(satchel):
     assert_one_line(satchel("ask"), 2, "nothing was asked")
 

@@ -96,9 +96,9 @@ def write_model(
     kind: Kind = Kind.F32,
     edit: Callable[[GGUFWriter], None] | None = None,
 ) -> dict[str, np.ndarray]:
-    """A small model (two layers, for gemma3 one period of six) with random weights at `path`; the weights, by their GGUF names."""
+    """Write a small model with random weights; return these by their GGUF names."""
     head_dim = HIDDEN // HEADS
-    n_layers = 6 if architecture == "gemma3" else 2
+    n_layers = 6 if architecture == "gemma3" else 2  # one period of its sliding and global layers
     writer = GGUFWriter(path, architecture)
     writer.add_block_count(n_layers)
     writer.add_context_length(128)

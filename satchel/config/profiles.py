@@ -59,7 +59,7 @@ def get_profile(name: str) -> Profile:
     """
     if name in PROFILES:
         return PROFILES[name]
-    if match := re.fullmatch(r"k(\d+)v(\d+)", name):
+    if match := re.fullmatch(r"k([0-9]{1,2})v([0-9]{1,2})", name):
         k_bits, v_bits = (int(bits) for bits in match.groups())
         if {k_bits, v_bits} <= {*BITS, EXACT}:
             return Profile(name, k_bits, v_bits)

@@ -28,8 +28,8 @@ class Settings(BaseModel):
     model: Annotated[str, Field(min_length=1)] = "embedded"
     kv_profile: str = DEFAULT_PROFILE
     max_tokens: Annotated[int, Field(ge=1)] = 1024
-    temperature: Annotated[float, Field(ge=0, le=5)] = 0.7
-    top_p: Annotated[float, Field(gt=0, le=1)] = 0.95
+    temperature: Annotated[float, Field(ge=0, le=5)] | None = None  # None: as the model's makers recommend
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     system_prompt: str = ""  # empty: what the model's chat template says by itself
     auto_save: bool = True

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 from mlx_lm.generate import generate_step
-from mlx_lm.sample_utils import make_sampler
 
 from satchel.engine.kv_state import KVState
 from satchel.engine.model import LoadedModel
 
 Sampler = Callable[[mx.array], mx.array]
+LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +55,11 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """`stop_reason` is "stop", "length" or "cancelled"; `read_tokens` of prompt and answer are in the state."""
+    """Ended by "stop", "length" or "cancelled". The state has read `read_tokens` of prompt and answer."""
 
     stop_reason: str
     stats: Stats
     read_tokens: int
-
-
-def sampler_of(temperature: float, top_p: float = 1.0, seed: int | None = None) -> Sampler:
-    """Greedy at temperature 0; otherwise nucleus sampling, reproducible with a seed."""
-    if seed is not None:
-        mx.random.seed(seed)
-    return make_sampler(temp=temperature, top_p=top_p if top_p < 1 else 0.0)
 
 
 def generate(
@@ -77,6 +70,7 @@ def generate(
     max_tokens: int,
     sampler: Sampler,
     cancel: threading.Event,
+    logits_processors: list[LogitsProcessor] | None = None,
     prefill_step: int = 512,
     reused_tokens: int = 0,
 ) -> Iterator[Progress | Delta | Finished]:
@@ -100,6 +94,7 @@ def generate(
         model.model,
         max_tokens=max_tokens,
         sampler=sampler,
+        logits_processors=logits_processors,
         prompt_cache=state.caches,
     )
     with closing(steps):
@@ -115,8 +110,8 @@ def generate(
                 reason = "cancelled"
                 break
     detokenizer.finalize()
-    if detokenizer.last_segment:
-        yield Delta(None, detokenizer.last_segment)
+    if rest := detokenizer.last_segment:  # reading it moves on: it must be read once
+        yield Delta(None, rest)
     yield Finished(reason, clock.stats(), clock.tokens_read)
 
 

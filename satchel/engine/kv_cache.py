@@ -92,8 +92,8 @@ class TurboQuantKVCache:
         self.offset = kept
         exact = min(self.exact_tokens, kept - self.body_tokens)
         if self.keys is not None and self.values is not None:
-            self.keys = mx.contiguous(self.keys[:, :, :exact]) if exact else None
-            self.values = mx.contiguous(self.values[:, :, :exact]) if exact else None
+            self.keys = mx.contiguous(self.keys[:, :, :exact]) if kept else None
+            self.values = mx.contiguous(self.values[:, :, :exact]) if kept else None
         return n
 
     # -- where the tokens are ------------------------------------------------------------------------

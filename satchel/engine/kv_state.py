@@ -44,14 +44,14 @@ class KVState:
         held = sum(cache.nbytes for cache in self.caches if not cache.empty())
         return held + sum(table.nbytes for table in self.rope_tables)
 
-    def exact_nbytes(self) -> int:
-        """What the same tokens would take as 16-bit keys and values in the attention layers."""
+    def elements(self) -> int:
+        """Key and value coordinates of all tokens in the full-attention layers."""
         elements = 0
         for cache in self.caches:
             if isinstance(cache, TurboQuantKVCache | KVCache):
                 held = (x for x in (cache.keys, cache.values) if x is not None)
                 elements += sum(x.shape[1] * x.shape[3] for x in held) * cache.offset
-        return 2 * elements
+        return elements
 
     def trim(self, n: int) -> bool:
         """Forget the newest `n` tokens; False, with nothing changed, where a layer's state cannot go back."""
@@ -71,7 +71,9 @@ class KVState:
             "codec": CODEC,
             "profile": profile,
             "exact dtypes": sorted({str(cache.dtype) for cache in compressed}),
-            "rotation signs": dict(sign for cache in compressed for sign in _rotation_signs(cache)),
+            "rotation signs": {
+                dims: signs for cache in compressed for dims, signs in _rotation_signs(cache, self.profile)
+            },
         }
 
 
@@ -112,7 +114,8 @@ class KVFactory:
     def _compressed(self, profile: Profile) -> tuple[list[Any], list[RopeTable]]:
         caches = make_prompt_cache(self.model)
         tables: dict[tuple[object, ...], RopeTable | None] = {}
-        for index, (layer, cache) in enumerate(zip(self.model.layers, caches, strict=True)):
+        # Layers that share another's keys, or have none, have no cache: the counts may differ.
+        for index, (layer, cache) in enumerate(zip(self.model.layers, caches, strict=False)):
             if type(cache) is KVCache:
                 rope = _rope_of(layer)
                 table = tables.setdefault(_rope_settings(rope), RopeTable.of(rope))
@@ -137,9 +140,9 @@ class KVFactory:
         return caches if all(cache.attended == PROBE.size for cache in ours) else None
 
 
-def _rotation_signs(cache: TurboQuantKVCache) -> Iterator[tuple[str, str]]:
+def _rotation_signs(cache: TurboQuantKVCache, profile: Profile) -> Iterator[tuple[str, str]]:
     """The sign vectors of a layer's rotations: head_dim and padded size to bits in hex, 1 for -1."""
-    for array, bits in ((cache.keys, cache.profile.k_bits), (cache.values, cache.profile.v_bits)):
+    for array, bits in ((cache.keys, profile.k_bits), (cache.values, profile.v_bits)):
         if array is not None and bits != EXACT:
             rotation = Rotation.fixed(array.shape[3], bits)
             yield (

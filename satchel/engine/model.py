@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 EMBEDDED = "embedded"
-CONVERTER = 2  # raise it when `convert_gguf` writes something else, so that old conversions are made again
+CONVERTER = 1  # raise it when `convert_gguf` writes something else, so that old conversions are made again
 FALLBACK_CONTEXT = 4096  # tokens, for a configuration that names no length
 TOKENIZER_FILES = (
     "tokenizer*",

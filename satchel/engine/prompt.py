@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
+
+from satchel.errors import SatchelError
 
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -13,14 +18,21 @@ def render(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -
     """The prompt text for `messages`, up to where the assistant's answer begins.
 
     Models without a chat template (base models) get one labelled paragraph a message.
+
+    Raises:
+        SatchelError: the model's chat template refuses the messages, as some do a system prompt.
     """
-    if tokenizer.has_chat_template:
+    if not tokenizer.has_chat_template:
+        paragraphs = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
+        return f"{tokenizer.bos_token or ''}" + "\n\n".join([*paragraphs, "Assistant:"])
+    try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
         )
-        return text
-    paragraphs = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-    return f"{tokenizer.bos_token or ''}" + "\n\n".join([*paragraphs, "Assistant:"])
+    except TemplateError as err:
+        hint = "go on without a system prompt" if messages[0]["role"] == "system" else ""
+        raise SatchelError(f"the model's chat template refuses this talk ({err})", hint) from err
+    return text
 
 
 def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str) -> tuple[list[int], int]:
@@ -30,12 +42,14 @@ def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str)
     `read`, its tokens are kept and only what follows is encoded. Where a template rewrote earlier turns, the
     longest common prefix of tokens is kept. At least the last token is always left to read.
     """
-    token_ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    token_ids: list[int] = encode(text)
     shared = _common_prefix(token_ids, read)
-    if shared < len(read):
-        said = tokenizer.decode(list(read), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if text.startswith(said):
-            rest = tokenizer.encode(text[len(said) :], add_special_tokens=False)
+    if shared < len(read) and text.startswith(said := decode(list(read))):
+        rest = encode(text[len(said) :])
+        # Tokenizers of SentencePiece's kind begin every text they encode with a space of their own.
+        if decode([*read, *rest]) == said + decode(rest):
             token_ids, shared = [*read, *rest], len(read)
     return token_ids, min(shared, len(token_ids) - 1)
 

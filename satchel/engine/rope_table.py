@@ -20,7 +20,7 @@ class RopeTable:
     """cos and sin of each position for a rotary embedding that turns the first `dims` coordinates.
 
     Coordinate pairs are (i, i + dims / 2), or (2i, 2i + 1) where `traditional`. Whatever `rope` really does,
-    `turn` and `dot` agree with each other, so a layer whose keys were turned otherwise loses only the benefit.
+    `turn` and `dot` agree with each other, so a layer whose keys turn otherwise loses only the benefit.
     """
 
     rope: Callable[..., mx.array]
@@ -31,7 +31,7 @@ class RopeTable:
     @classmethod
     def of(cls, rope: object) -> RopeTable | None:
         """The table of a layer's `rope` module, or None where it is not of a kind known here."""
-        dims = getattr(rope, "dims", None)
+        dims = getattr(rope, "dims", getattr(rope, "dim", None))
         if not callable(rope) or not isinstance(dims, int) or dims <= 0 or dims % 2:
             return None
         return cls(rope, dims, bool(getattr(rope, "traditional", False)))
@@ -53,7 +53,7 @@ class RopeTable:
         return self.rows[start:stop]
 
     def turn(self, mean: mx.array, start: int, stop: int) -> mx.array:
-        """R_p `mean` for p in [start, stop): (B, heads, 1, head_dim) to (B, heads, stop - start, head_dim)."""
+        """R_p mean for p in [start, stop): (B, heads, 1, head_dim) to (B, heads, positions, head_dim)."""
         cos, sin = mx.split(self.between(start, stop), 2, -1)  # (T, pairs) each
         first, second, rest = self._pairs(mean)
         turned = self._join(first * cos - second * sin, first * sin + second * cos)
@@ -69,7 +69,7 @@ class RopeTable:
         return mx.concatenate([turned, rest], -1)
 
     def dot(self, queries: mx.array, mean: mx.array, start: int, stop: int) -> mx.array:
-        """q . R_p mean for p in [start, stop): queries (B, heads, N, head_dim) to (B, heads, N, stop - start)."""
+        """q . R_p mean for p in [start, stop): (B, heads, N, head_dim) to (B, heads, N, positions)."""
         q_first, q_second, q_rest = self._pairs(queries)
         m_first, m_second, m_rest = self._pairs(mean)
         along = q_first * m_first + q_second * m_second

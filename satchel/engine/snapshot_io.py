@@ -1,13 +1,14 @@
 """A model's KV state as plain numpy arrays and JSON values, and back, bit for bit. Knows nothing of files.
 
-Layers whose arrays look alike form a group and are stacked, so that a file holds a few large arrays instead of
+Layers whose arrays look alike form a group and are stacked, so that a file holds a few large arrays and not
 hundreds of small ones. A *part* is the state of tokens [start, stop): a block holds what never changes again,
 the tail everything after the blocks. bfloat16 travels as its bits in uint16, which the part's meta says.
 
 Per group and side, with n layers: `g0.k.codes` (n, n_kv_heads, T, words), `g0.k.scale` and `g0.k.bias`
-(n, n_kv_heads, T, groups), or `g0.k.x` (n, n_kv_heads, T, head_dim) where a side is exact. The part that starts
-at token 0 also has the sink `g0.k.sink` (n, n_kv_heads, sink, head_dim); it and the tail have the mean `g0.k.mean`
-(n, n_kv_heads, 1, head_dim) and whether it turns, `g0.k.turns` (n,). The tail has the window `g0.k.window`.
+(n, n_kv_heads, T, groups), or `g0.k.x` (n, n_kv_heads, T, head_dim) where a side is exact. The part that
+starts at token 0 also has the sink `g0.k.sink` (n, n_kv_heads, sink, head_dim); it and the tail have the mean
+`g0.k.mean` (n, n_kv_heads, 1, head_dim) and whether it turns, `g0.k.turns` (n,). The tail has the window
+`g0.k.window`.
 """
 
 from __future__ import annotations
@@ -18,17 +19,16 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import KVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from satchel.engine.body import Body, QuantisedBody
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVState
+from satchel.errors import SatchelError
 
 Meta = dict[str, Any]
-_PLAIN = {mx.uint8: "uint8", mx.uint32: "uint32", mx.int32: "int32"} | {
-    mx.float16: "float16",
-    mx.float32: "float32",
-}
+# What a state's arrays are made of. MLX narrows or refuses others.
+DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "float16", "float32"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,13 @@ class Part:
     meta: Mapping[str, Any]
 
 
+class NonFiniteError(SatchelError):
+    """The model wrote values that are not numbers, or too large for the 16-bit dtype of its cache."""
+
+    def __init__(self) -> None:
+        super().__init__("the model's KV state holds values that are infinite or not numbers")
+
+
 def settled_tokens(state: KVState) -> int:
     """How many of the first tokens have a state that later tokens do not change."""
     kv = [_settled(cache) for cache in state.caches if isinstance(cache, TurboQuantKVCache | KVCache)]
@@ -48,12 +55,20 @@ def settled_tokens(state: KVState) -> int:
 
 
 def export_block(state: KVState, start: int, stop: int) -> Part:
-    """The state of settled tokens [start, stop), copied out of the device."""
+    """The state of settled tokens [start, stop), copied out of the device.
+
+    Raises:
+        NonFiniteError: not to be saved.
+    """
     return _export(state, start, stop, tail=False)
 
 
 def export_tail(state: KVState, start: int, stop: int) -> Part:
-    """The state of everything from token `start` to the last one, `stop`; layers without tokens whole."""
+    """The state of everything from token `start` to the last one, `stop`; layers without tokens whole.
+
+    Raises:
+        NonFiniteError: not to be saved.
+    """
     return _export(state, start, stop, tail=True)
 
 
@@ -64,13 +79,13 @@ def restore(state: KVState, parts: Sequence[Part]) -> None:
         ValueError: a part is not of this kind of state; `state` is then not usable.
     """
     tail = parts[-1]
+    if [part.start for part in parts] != [0, *(part.stop for part in parts[:-1])]:
+        raise ValueError("the saved parts do not follow one another")
     try:
         restored = _restore_groups(state, parts)
         for index, tree in tail.meta["layers"].items():
-            cache_state = _decode_tree(tree, tail)
-            _check_tree(cache_state, state.seen[int(index)].state)
-            state.caches[int(index)].state = cache_state
             restored.append(int(index))
+            _restore_whole(state.caches[int(index)], tree, tail, state.seen[int(index)])
     except (KeyError, IndexError, TypeError, AttributeError) as err:
         raise ValueError(f"the saved state does not fit this model: {err!r}") from err
     if sorted(restored) != list(range(len(state.caches))):
@@ -89,7 +104,10 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
     }
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, layer in pieces.items():
-        signature = tuple((name, array.shape, str(array.dtype)) for name, array in layer.items())
+        cache = state.caches[index]
+        # With the head sizes: a layer must be in the same group in a block, which has no window, as in the tail.
+        sizes = [(x.shape[1], x.shape[3]) for x in (cache.keys, cache.values)] if layer else []
+        signature = (*sizes, *((name, array.shape, array.dtype) for name, array in layer.items()))
         groups.setdefault(signature, []).append(index)
     stacked = {
         f"g{number}.{name}": mx.stack([pieces[index][name] for index in layers])
@@ -101,7 +119,11 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
         for index, cache in enumerate(state.caches):
             if index not in pieces:
                 meta["layers"][str(index)] = _encode_tree(cache.state, f"L{index:03d}", stacked)
-    mx.eval(list(stacked.values()))
+    floats = [array for array in stacked.values() if mx.issubdtype(array.dtype, mx.floating)]
+    finite = [mx.isfinite(array).all() for array in floats]
+    mx.eval(list(stacked.values()), finite)
+    if not all(flag.item() for flag in finite):
+        raise NonFiniteError
     meta["dtypes"] = {name: "bfloat16" for name, array in stacked.items() if array.dtype == mx.bfloat16}
     return Part(start, stop, {name: _to_numpy(array) for name, array in stacked.items()}, meta)
 
@@ -158,28 +180,43 @@ def _encode_tree(tree: Any, prefix: str, arrays: dict[str, mx.array]) -> Any:
 # -- in ----------------------------------------------------------------------------------------------
 
 
-def _decode_tree(tree: Any, part: Part) -> Any:
-    if isinstance(tree, dict):
-        return _to_mlx(part, tree["array"])
-    return [_decode_tree(item, part) for item in tree] if isinstance(tree, list) else tree
+def _restore_whole(cache: Any, tree: Any, tail: Part, seen: Any) -> None:
+    """Fill one empty cache that is carried as it is: a sliding window, or a recurrent state."""
+    cache.state = _decode_tree(tree, seen.state, tail, growing=not isinstance(cache, ArraysCache))
+    if isinstance(cache, RotatingKVCache) and not cache.empty():
+        rows = cache.keys.shape[2]
+        fixed = (cache.offset, cache.keep, cache.max_size, cache.values.shape[2])
+        if fixed != (tail.stop, seen.keep, seen.max_size, rows) or not 0 <= cache._idx <= rows:
+            raise ValueError("a layer's saved window is not one of this model")
+
+
+def _decode_tree(tree: Any, seen: Any, tail: Part, *, growing: bool) -> Any:
+    """The cache state that `tree` stands for. It must be built like `seen`, one that the model made itself.
+
+    Args:
+        growing: the arrays grow with the tokens along axis 2.
+    """
+    if isinstance(seen, list | tuple):
+        if not isinstance(tree, list) or len(tree) != len(seen):
+            raise ValueError("a layer's saved state has another structure")
+        pairs = zip(tree, seen, strict=True)
+        return [_decode_tree(item, seen_item, tail, growing=growing) for item, seen_item in pairs]
+    if isinstance(seen, mx.array) and isinstance(tree, dict):
+        array = _to_mlx(tail, tree["array"])
+        _check_array(array, seen.dtype, seen.shape, None if growing or seen.ndim < 3 else seen.shape[2])
+        return array
+    if type(tree) is type(seen) or (tree is None and not tail.stop):
+        return tree
+    found, expected = type(tree).__name__, type(seen).__name__
+    raise ValueError(f"a layer's saved state has a {found} in place of a {expected}")
 
 
 def _to_mlx(part: Part, name: str, array: np.ndarray | None = None) -> mx.array:
-    held = mx.array(part.arrays[name] if array is None else array)
+    array = part.arrays[name] if array is None else array
+    if array.dtype not in DTYPES:
+        raise ValueError(f"a saved array is of {array.dtype}")
+    held = mx.array(array)
     return held.view(mx.bfloat16) if part.meta["dtypes"].get(name) == "bfloat16" else held
-
-
-def _check_tree(tree: Any, seen: Any) -> None:
-    """That a restored cache state is built like one the model made: arrays may differ in their tokens only."""
-    if isinstance(tree, list):
-        if not isinstance(seen, list | tuple) or len(tree) != len(seen):
-            raise ValueError("a layer's saved state has another structure")
-        for item, seen_item in zip(tree, seen, strict=True):
-            _check_tree(item, seen_item)
-    elif isinstance(tree, mx.array) and isinstance(seen, mx.array):
-        _check_array(tree, seen.dtype, seen.shape)
-    elif isinstance(tree, mx.array) or not isinstance(tree, int | float | str | None):
-        raise ValueError("a layer's saved state has an array where the model has none")
 
 
 def _restore_groups(state: KVState, parts: Sequence[Part]) -> list[int]:
@@ -191,26 +228,33 @@ def _restore_groups(state: KVState, parts: Sequence[Part]) -> list[int]:
         prefix = f"g{number}."
         names = {name for part in parts for name in part.arrays if name.startswith(prefix)}
         joined = {name.removeprefix(prefix): _join(parts, name) for name in sorted(names)}
+        if any(array.shape[0] != len(layers) for array in joined.values()):
+            raise ValueError("a saved array has not one row a layer")  # MLX would read on past its end
         for row, index in enumerate(layers):
             layer = {name: array[row][None] for name, array in joined.items()}
             if layer:
                 _restore_layer(state.caches[index], layer, tail.stop, state.seen[index])
+            elif tail.stop and not state.seen[index].empty():
+                raise ValueError("the saved state lacks a layer's arrays")
     return [index for layers in groups for index in layers]
 
 
 def _join(parts: Sequence[Part], name: str) -> mx.array:
-    """The parts' arrays called `name`, joined along their tokens; what is not per token, from its last part."""
+    """The parts' arrays called `name`, joined along the tokens; from the last part what is not per token."""
     having = [part for part in parts if name in part.arrays]
     if name.rsplit(".", 1)[-1] in ("mean", "turns", "sink", "window"):
         return _to_mlx(having[-1], name)
-    return _to_mlx(having[-1], name, np.concatenate([part.arrays[name] for part in having], axis=2))
+    arrays = [part.arrays[name] for part in having]
+    if len({array.dtype for array in arrays}) > 1:
+        raise ValueError(f"the saved parts hold {name} in different dtypes")
+    return _to_mlx(having[-1], name, np.concatenate(arrays, axis=2))
 
 
 def _restore_layer(cache: Any, layer: Mapping[str, mx.array], stop: int, seen: Any) -> None:
     """Fill one empty cache with arrays (1, n_kv_heads, T, ...)."""
     if isinstance(cache, TurboQuantKVCache):
-        cache.keys = _restore_side(layer, "k", cache.key_body, cache.dtype, stop, seen.keys.shape)
-        cache.values = _restore_side(layer, "v", cache.value_body, cache.dtype, stop, seen.values.shape)
+        cache.keys = _restore_side(layer, "k", cache, cache.key_body, stop, seen.keys.shape)
+        cache.values = _restore_side(layer, "v", cache, cache.value_body, stop, seen.values.shape)
         cache.offset = cache.attended = stop
         if cache.key_body.tokens != cache.value_body.tokens:
             raise ValueError("keys and values of a layer hold different numbers of tokens")
@@ -223,12 +267,19 @@ def _restore_layer(cache: Any, layer: Mapping[str, mx.array], stop: int, seen: A
 
 
 def _restore_side(
-    layer: Mapping[str, mx.array], side: str, body: Body, dtype: mx.Dtype, stop: int, like: tuple[int, ...]
+    layer: Mapping[str, mx.array],
+    side: str,
+    cache: TurboQuantKVCache,
+    body: Body,
+    stop: int,
+    like: tuple[int, ...],
 ) -> mx.array:
     """Fill the body of keys or values; returns the exact tokens. `like` is (B, n_kv_heads, T, head_dim)."""
-    exact = mx.concatenate([layer[f"{side}.sink"], layer[f"{side}.window"]], axis=2)
-    _check_array(exact, dtype, like)
-    layout = body.layout(like[3], dtype)
+    sink, window = layer[f"{side}.sink"], layer[f"{side}.window"]
+    _check_array(sink, cache.dtype, like, min(cache.profile.sink, stop))
+    _check_array(window, cache.dtype, like)
+    exact = mx.concatenate([sink, window], axis=2)
+    layout = body.layout(like[3], cache.dtype)
     held = {name: layer[f"{side}.{name}"] for name in layout if f"{side}.{name}" in layer}
     if held:
         for name, array in held.items():
@@ -237,6 +288,7 @@ def _restore_side(
         if isinstance(body, QuantisedBody):
             held["mean"] = layer[f"{side}.mean"]
             _check_array(held["mean"], mx.float32, like, 1)
+            _check_array(layer[f"{side}.turns"], mx.uint8, (1,))
             body.mean_turns = bool(layer[f"{side}.turns"].item())
         body.load(held)
     if body.tokens + exact.shape[2] != stop:
@@ -245,7 +297,7 @@ def _restore_side(
 
 
 def _check_array(array: mx.array, dtype: mx.Dtype, like: tuple[int, ...], tokens: int | None = None) -> None:
-    """That an array has `dtype` and the shape `like`, but for axis 2, which holds `tokens` if they are given."""
+    """That an array has `dtype` and the shape `like`, but for axis 2, which holds `tokens` if given."""
     shape, expected = list(array.shape), list(like)
     if len(shape) > 2 and len(shape) == len(expected):
         expected[2] = shape[2] if tokens is None else tokens

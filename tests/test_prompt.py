@@ -1,0 +1,160 @@
+"""From messages to tokens: what a template renders, and which tokens need not be read again."""
+
+from __future__ import annotations
+
+from copy import copy
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from satchel.engine.model import LoadedModel
+from satchel.engine.prompt import continue_prompt, render
+from satchel.errors import SatchelError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+# Weighted towards what splits over tokens and what is one token by itself. SmolLM2's vocabulary lacks some
+# control characters and the bytes of the unassigned planes: texts with those do not come back.
+SPELLABLE = st.characters(exclude_categories=["Cs", "Cc"], max_codepoint=0x3FFFF)
+PIECES = st.one_of(
+    st.text(SPELLABLE, max_size=8),
+    st.sampled_from(
+        ["<|im_start|>", "<|im_end|>\n", "🦊", "👩‍👩‍👧", "读一本书", "  ", "\n\n", "2024", "naïve"]
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm: LoadedModel) -> TokenizerWrapper:
+    return smollm.tokenizer
+
+
+def with_template(tokenizer: TokenizerWrapper, template: str | None) -> TokenizerWrapper:
+    """The same vocabulary with another chat template, or none."""
+    hugging_face = copy(tokenizer._tokenizer)
+    hugging_face.chat_template = template
+    return TokenizerWrapper(hugging_face)
+
+
+def encode(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def characters(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    """Tokens that stand for `text` and that the tokenizer would not choose: each character by itself."""
+    return [token_id for char in text for token_id in encode(tokenizer, char)]
+
+
+# Rendering
+
+
+def test_a_chat_template_is_rendered_up_to_the_answer(tokenizer: TokenizerWrapper) -> None:
+    assert render(tokenizer, HELLO) == (
+        "<|im_start|>system\n"
+        "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_base_model_gets_labelled_paragraphs(tokenizer: TokenizerWrapper) -> None:
+    base = with_template(tokenizer, None)
+    talk = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Who are you?"}]
+    assert render(base, talk) == (
+        "<|im_start|>User: Hello\n\nAssistant: Hi.\n\nUser: Who are you?\n\nAssistant:"
+    )
+
+
+def test_a_template_that_refuses_the_talk_is_one_clear_line(tokenizer: TokenizerWrapper) -> None:
+    strict = with_template(
+        tokenizer,
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}Q",
+    )
+    assert render(strict, HELLO) == "Q"
+    with pytest.raises(SatchelError) as refused:
+        render(strict, [{"role": "system", "content": "Be brief."}, *HELLO])
+    assert refused.value.one_line() == (
+        "the model's chat template refuses this talk (No system role); go on without a system prompt"
+    )
+
+
+# Going on from what was read
+
+
+def test_nothing_read_shares_nothing(tokenizer: TokenizerWrapper) -> None:
+    assert continue_prompt(tokenizer, [], "Hello world") == (encode(tokenizer, "Hello world"), 0)
+
+
+def test_a_prompt_that_goes_on_keeps_all_that_was_read(tokenizer: TokenizerWrapper) -> None:
+    read = encode(tokenizer, "Hello world<|im_end|>")
+    token_ids, shared = continue_prompt(tokenizer, read, "Hello world<|im_end|>\n<|im_start|>user")
+    assert (token_ids[:shared], shared) == (read, 3)
+    assert token_ids[shared:] == encode(tokenizer, "\n<|im_start|>user")
+
+
+def test_tokens_the_tokenizer_would_not_choose_are_kept(tokenizer: TokenizerWrapper) -> None:
+    read = characters(tokenizer, "Hello world")
+    assert len(read) == 11
+    token_ids, shared = continue_prompt(tokenizer, read, "Hello world, goodbye")
+    assert (token_ids[:shared], shared) == (read, 11)
+    assert token_ids[shared:] == encode(tokenizer, ", goodbye")
+
+
+def test_the_same_prompt_leaves_one_token_to_read(tokenizer: TokenizerWrapper) -> None:
+    for read in (encode(tokenizer, "Hello world"), characters(tokenizer, "Hello world")):
+        assert continue_prompt(tokenizer, read, "Hello world") == (read, len(read) - 1)
+
+
+def test_a_shorter_prompt_leaves_one_token_to_read(tokenizer: TokenizerWrapper) -> None:
+    read = encode(tokenizer, "one two three four")
+    assert continue_prompt(tokenizer, read, "one two") == (read[:2], 1)
+
+
+def test_a_rewritten_history_keeps_the_common_tokens(tokenizer: TokenizerWrapper) -> None:
+    read = encode(tokenizer, "one two three four")
+    token_ids, shared = continue_prompt(tokenizer, read, "one two eight nine ten")
+    assert (token_ids, shared) == (encode(tokenizer, "one two eight nine ten"), 2)
+
+
+def test_a_read_that_ends_inside_a_character_is_gone_on_from(tokenizer: TokenizerWrapper) -> None:
+    fox = encode(tokenizer, "a 🦊 b")
+    cut = next(n for n in range(1, len(fox)) if tokenizer.decode(fox[:n]).endswith("\ufffd"))
+    assert continue_prompt(tokenizer, fox[:cut], "a 🦊 b") == (fox, cut)
+
+
+def test_half_a_character_that_was_shown_as_such_is_kept(tokenizer: TokenizerWrapper) -> None:
+    """A cancelled answer may end within a character; the transcript then holds U+FFFD for it."""
+    read = characters(tokenizer, "Hello ") + encode(tokenizer, "🦊")[:-1]
+    said = tokenizer.decode(read)
+    assert said.endswith("\ufffd")
+    token_ids, shared = continue_prompt(tokenizer, read, f"{said}<|im_end|>")
+    assert (token_ids, shared) == ([*read, *encode(tokenizer, "<|im_end|>")], len(read))
+
+
+def test_a_tokenizer_that_begins_every_text_with_a_space_never_adds_one() -> None:
+    """As SentencePiece's do: what follows the read tokens cannot be encoded by itself."""
+    vocabulary = {token: token_id for token_id, token in enumerate(["<unk>", "▁", "a", "b", "c", "ab"])}
+    rust = Tokenizer(models.BPE(vocabulary, [("a", "b")], unk_token="<unk>"))
+    rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    rust.decoder = decoders.Metaspace(prepend_scheme="always")
+    spaced = TokenizerWrapper(PreTrainedTokenizerFast(tokenizer_object=rust))
+    assert continue_prompt(spaced, [1, 2, 3], "abc") == ([1, 5, 4], 1)
+
+
+@settings(deadline=None)
+@given(st.lists(PIECES, max_size=6), st.integers(0, 6), st.integers(0, 3), PIECES)
+def test_any_read_and_any_text_give_the_text_and_share_a_true_prefix(
+    tokenizer: TokenizerWrapper, pieces: list[str], kept: int, cut: int, rest: str
+) -> None:
+    read = [token_id for piece in pieces for token_id in encode(tokenizer, piece)]
+    read = read[: len(read) - cut]
+    text = "".join(pieces[:kept]) + rest + "."
+    token_ids, shared = continue_prompt(tokenizer, read, text)
+    assert tokenizer.decode(token_ids) == text
+    assert token_ids[:shared] == read[:shared]
+    assert 0 <= shared < len(token_ids)
+    if kept >= len(pieces) and not cut:
+        assert shared == len(read)

@@ -1,0 +1,481 @@
+"""States out to plain arrays and back: bit for bit, or a ValueError."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+import tiny_models
+from mlx.utils import tree_flatten
+
+from satchel.config.profiles import get_profile
+from satchel.engine.kv_state import KVFactory, KVState
+from satchel.engine.snapshot_io import Part, export_block, export_tail, restore, settled_tokens
+
+BLOCK = 256
+CONTEXTS = (1, 3, 5, 127, 129, 192, 193, 255, 256, 257, 1000)
+PROFILES = ("turbo4", "k8v4", "v-only", "k4v16", "exact")
+MODELS = {
+    "llama": tiny_models.tiny_llama,
+    "biased": tiny_models.tiny_biased,
+    "gemma3": tiny_models.tiny_gemma3,
+    "qwen35": tiny_models.tiny_qwen35,
+    "nemotron": tiny_models.tiny_nemotron,
+}
+TOKENS = np.random.default_rng(2).integers(0, tiny_models.VOCABULARY, 1100).tolist()
+
+
+@cache
+def factory(model: str, dtype: mx.Dtype = mx.float16) -> KVFactory:
+    return KVFactory(MODELS[model](), dtype)
+
+
+def read(model: nn.Module, state: KVState, start: int, stop: int, chunk: int = 512) -> mx.array:
+    """Read tokens [start, stop) in chunks; the last token's logits."""
+    logits = mx.zeros(0)
+    for first in range(start, stop, chunk):
+        logits = model(mx.array([TOKENS[first : min(first + chunk, stop)]]), cache=state.caches)[0, -1]
+        mx.eval(logits, [cache.state for cache in state.caches])
+    return logits
+
+
+def read_state(model: str, profile: str, tokens: int) -> KVState:
+    state = factory(model).new(get_profile(profile))
+    read(factory(model).model, state, 0, tokens)
+    return state
+
+
+def export(state: KVState, tokens: int) -> list[Part]:
+    settled = settled_tokens(state) // BLOCK * BLOCK
+    blocks = [export_block(state, start, start + BLOCK) for start in range(0, settled, BLOCK)]
+    return [*blocks, export_tail(state, settled, tokens)]
+
+
+def travelled(part: Part) -> Part:
+    """As a store gives it back: meta through JSON, arrays read-only copies."""
+    arrays = {name: np.frombuffer(x.tobytes(), x.dtype).reshape(x.shape) for name, x in part.arrays.items()}
+    return Part(part.start, part.stop, arrays, json.loads(json.dumps(part.meta)))
+
+
+def restored(model: str, profile: str, parts: list[Part]) -> KVState:
+    state = factory(model).new(get_profile(profile))
+    restore(state, [travelled(part) for part in parts])
+    return state
+
+
+def held(state: KVState) -> Iterator[tuple[str, Any]]:
+    """Every array and number of the state by name, without the unused end of growing buffers."""
+    for index, layer in enumerate(state.caches):
+        if hasattr(layer, "arrays"):
+            tree = {**layer.arrays(), "turns": getattr(layer.key_body, "mean_turns", None)}
+        elif type(layer).__name__ == "KVCache" and not layer.empty():
+            tree = dict(zip("kv", layer.keys_and_values(), strict=True))
+        else:
+            tree = layer.state
+        yield f"{index}.offset", getattr(layer, "offset", None)
+        yield from ((f"{index}.{name}", value) for name, value in tree_flatten(tree))
+
+
+def assert_same(state: KVState, other: KVState) -> None:
+    one, two = dict(held(state)), dict(held(other))
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        if isinstance(value, mx.array):
+            assert value.dtype == two[name].dtype, name
+            assert mx.array_equal(value, two[name]), name
+        else:
+            assert value == two[name], name
+
+
+# -- there and back ------------------------------------------------------------------------------------
+
+
+def assert_resumes(model: str, profile: str, tokens: int) -> None:
+    """Restored arrays are those that were exported, and 8 more tokens have the very same logits."""
+    state = read_state(model, profile, tokens)
+    resumed = restored(model, profile, export(state, tokens))
+    assert_same(state, resumed)
+    for position in range(tokens, tokens + 8):
+        expected, actual = (
+            read(factory(model).model, each, position, position + 1) for each in (state, resumed)
+        )
+        assert mx.array_equal(expected, actual), position
+    assert_same(state, resumed)
+
+
+@pytest.mark.parametrize("tokens", CONTEXTS)
+@pytest.mark.parametrize("model", MODELS)
+def test_resume_is_bit_exact_at_every_length(model: str, tokens: int):
+    assert_resumes(model, "turbo4", tokens)
+
+
+@pytest.mark.parametrize("tokens", [5, 257, 1000])
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_resume_is_bit_exact_with_every_profile(model: str, profile: str, tokens: int):
+    assert_resumes(model, profile, tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", CONTEXTS)
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("model", MODELS)
+def test_resume_is_bit_exact_with_every_model_profile_and_length(model: str, profile: str, tokens: int):
+    assert_resumes(model, profile, tokens)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_empty_state_is_an_empty_state(model: str):
+    state = factory(model).new(get_profile("turbo4"))
+    part = export_tail(state, 0, 0)
+    assert part.arrays == {}
+    resumed = restored(model, "turbo4", [part])
+    assert all(layer.empty() for layer in resumed.caches)
+    expected, actual = (read(factory(model).model, each, 0, 5) for each in (state, resumed))
+    assert mx.array_equal(expected, actual)
+
+
+@pytest.mark.parametrize("profile", ["turbo4", "exact"])
+def test_bfloat16_travels_bit_for_bit(profile: str):
+    made = factory("llama", mx.bfloat16)
+    state, resumed = made.new(get_profile(profile)), made.new(get_profile(profile))
+    for layer in state.caches:
+        x = mx.random.normal((1, 2, 600, 64)).astype(mx.bfloat16)
+        layer.update_and_fetch(x, x)
+        if profile != "exact":
+            layer.attend(mx.zeros((1, 6, 600, 64)), 1.0, None)
+    if profile == "exact":
+        for layer in state.seen:  # as a model in bfloat16 leaves them
+            layer.keys, layer.values = layer.keys.astype(mx.bfloat16), layer.values.astype(mx.bfloat16)
+    parts = export(state, 600)
+    sixteen = {name for part in parts for name in part.meta["dtypes"]}
+    expected = {"g0.k.sink", "g0.k.window", "g0.k.scale", "g0.k.bias"} if profile == "turbo4" else {"g0.k.x"}
+    assert sixteen == expected | {name.replace(".k.", ".v.") for name in expected}
+    assert all(part.arrays[name].dtype == np.uint16 for part in parts for name in part.meta["dtypes"])
+    restore(resumed, [travelled(part) for part in parts])
+    assert_same(state, resumed)
+
+
+def test_layers_of_different_shapes_are_grouped_apart():
+    made = factory("llama")
+    state, resumed = made.new(get_profile("turbo4")), made.new(get_profile("turbo4"))
+    shapes = [(1, 2, 400, 64), (1, 1, 400, 128)]
+    for states in (state.caches, state.seen):
+        for layer, shape in zip(states, shapes, strict=True):
+            layer.trim(1000)
+            x = mx.random.normal(shape)
+            layer.update_and_fetch(x, x)
+            layer.attend(mx.zeros(shape), 1.0, None)
+    resumed.seen = state.seen
+    parts = export(state, 400)
+    assert [part.meta["groups"] for part in parts] == [[[0], [1]]] * 2
+    restore(resumed, [travelled(part) for part in parts])
+    assert_same(state, resumed)
+    factory.cache_clear()  # its `seen` were changed
+
+
+# -- parts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("profile", "tokens", "settled"),
+    [
+        ("turbo4", 195, 0),
+        ("turbo4", 196, 68),
+        ("turbo4", 1000, 836),
+        ("exact", 195, 195),
+        ("v-only", 1000, 836),
+    ],
+)
+def test_settled_tokens(profile: str, tokens: int, settled: int):
+    assert settled_tokens(read_state("llama", profile, tokens)) == settled
+
+
+def test_turning_means_travel():
+    state = read_state("biased", "turbo4", 600)
+    assert [layer.key_body.mean_turns for layer in state.caches] == [True, True]
+    parts = export(state, 600)
+    assert parts[0].arrays["g0.k.turns"].tolist() == [1, 1]
+    assert parts[0].arrays["g0.v.turns"].tolist() == [0, 0]
+    resumed = restored("biased", "turbo4", parts)
+    assert [layer.key_body.mean_turns for layer in resumed.caches] == [True, True]
+
+
+def test_arrays_of_a_part():
+    """Two layers, two KV heads of 64 at 4 bits: 8 words, one scale and one bias a token."""
+    first, second, third, tail = export(read_state("llama", "turbo4", 1000), 1000)
+    per_token = {"codes": ((2, 2, 256, 8), "uint32"), "scale": ((2, 2, 256, 1), "float16")}
+    per_token["bias"] = per_token["scale"]
+    shapes = {name: (array.shape, array.dtype.name) for name, array in second.arrays.items()}
+    assert shapes == {f"g0.{side}.{name}": like for side in "kv" for name, like in per_token.items()}
+    assert (first.start, first.stop, third.start, third.stop) == (0, 256, 512, 768)
+    assert set(first.arrays) - set(second.arrays) == {
+        f"g0.{side}.{name}" for side in "kv" for name in ("sink", "mean", "turns")
+    }
+    assert first.arrays["g0.k.sink"].shape == (2, 2, 4, 64)
+    assert first.arrays["g0.k.codes"].shape == (2, 2, 252, 8)
+    assert first.arrays["g0.k.mean"].shape == (2, 2, 1, 64)
+    assert (tail.start, tail.stop) == (768, 1000)
+    assert tail.arrays["g0.k.codes"].shape == (2, 2, 68, 8)
+    assert tail.arrays["g0.k.window"].shape == (2, 2, 164, 64)
+    assert tail.meta["groups"] == second.meta["groups"] == [[0, 1]]
+
+
+@pytest.mark.parametrize("profile", ["turbo4", "turbo3", "v-only", "exact"])
+@pytest.mark.parametrize("model", ["llama", "gemma3"])
+def test_a_block_is_the_same_whenever_it_is_exported(model: str, profile: str):
+    state, blocks = factory(model).new(get_profile(profile)), []
+    for start in range(0, 1000, 40):  # as turns would: every settled block is exported at once
+        read(factory(model).model, state, start, start + 40)
+        while (len(blocks) + 1) * BLOCK <= settled_tokens(state):
+            blocks.append(export_block(state, len(blocks) * BLOCK, (len(blocks) + 1) * BLOCK))
+    assert len(blocks) == 3
+    for block in blocks:
+        late = export_block(state, block.start, block.stop)
+        assert late.meta == block.meta
+        assert late.arrays.keys() == block.arrays.keys()
+        assert all(np.array_equal(late.arrays[name], array) for name, array in block.arrays.items())
+    resumed = restored(model, profile, [*blocks, export_tail(state, 768, 1000)])
+    assert_same(state, resumed)
+
+
+@pytest.mark.parametrize("kept", [2, 4, 5, 300, 700, 900])
+def test_a_trimmed_state_travels_too(kept: int):
+    state = read_state("llama", "turbo4", 1000)
+    assert state.trim(1000 - kept)
+    resumed = restored("llama", "turbo4", export(state, kept))
+    assert_same(state, resumed)
+    model = factory("llama").model
+    for start, stop in ((kept, kept + 1), (kept + 1, kept + 200)):
+        assert mx.array_equal(read(model, state, start, stop), read(model, resumed, start, stop))
+    assert_same(state, resumed)
+
+
+def test_a_restored_state_holds_what_it_reports():
+    parts = export(read_state("llama", "turbo4", 1000), 1000)
+    factory("llama")
+    before = mx.get_active_memory()
+    state = restored("llama", "turbo4", parts)
+    arrays = [array for layer in state.caches for array in layer.state]
+    assert mx.get_active_memory() - before <= state.nbytes + 16_384 * len(arrays)
+
+
+# -- hostile parts -------------------------------------------------------------------------------------
+
+Change = Callable[[list[Part]], object]  # in place, or to the list it returns
+HELD_TWICE = ("mean", "turns")  # by the first part and by the tail, whose own are used
+
+
+@cache
+def good_parts(model: str) -> list[Part]:
+    """Two blocks and a tail."""
+    return export(read_state(model, "turbo4", 800), 800)
+
+
+def refuse(model: str, change: Change) -> None:
+    parts = [
+        Part(part.start, part.stop, dict(part.arrays), deepcopy(dict(part.meta)))
+        for part in good_parts(model)
+    ]
+    changed = change(parts)
+    parts = changed if isinstance(changed, list) else parts
+    with pytest.raises(ValueError):
+        restore(factory(model).new(get_profile("turbo4")), parts)
+
+
+def each_array(part: int, new: Callable[[np.ndarray], Any]) -> list[tuple[str, Change]]:
+    """A change for every array of a part of the llama state."""
+
+    def change(name: str) -> Change:
+        return lambda parts: parts[part].arrays.update({name: new(parts[part].arrays[name])})
+
+    return [(name, change(name)) for name in good_parts("llama")[part].arrays]
+
+
+RESHAPES: dict[str, Callable[[np.ndarray], Any]] = {
+    "a layer less": lambda x: x[:1],
+    "a layer more": lambda x: np.concatenate([x, x[:1]]),
+    "a head less": lambda x: x[:, :1] if x.ndim > 1 else x[:1],
+    "a head more": lambda x: np.concatenate([x, x[:, :1]], axis=1) if x.ndim > 1 else x[None],
+    "a token less": lambda x: x[:, :, :-1] if x.ndim > 2 else x[:0],
+    "a token more": lambda x: np.concatenate([x, x[:, :, :1]], axis=2) if x.ndim > 2 else x[None, None],
+    "narrower": lambda x: x[..., :-1],
+    "wider": lambda x: np.concatenate([x, x[..., :1]], axis=-1),
+    "flat": lambda x: x.reshape(-1, 1, 1),
+    "empty": lambda x: x[:0],
+    "a scalar": lambda x: x.reshape(-1)[0].reshape(()),
+    "nothing": lambda x: None,
+    "a list": lambda x: x.tolist(),
+    "text": lambda x: np.full(x.shape, "x"),
+    "objects": lambda x: np.full(x.shape, None),
+    "float64": lambda x: x.astype(np.float64),
+    "int64": lambda x: x.astype(np.int64),
+    "complex": lambda x: x.astype(np.complex64),
+    "the other endianness": lambda x: x.astype(x.dtype.newbyteorder()) if x.itemsize > 1 else x[:0],
+    "times": lambda x: np.zeros(x.shape, "datetime64[s]"),
+    "records": lambda x: np.zeros(x.shape, [("a", "i4")]),
+}
+
+
+@pytest.mark.parametrize("reshape", RESHAPES.values(), ids=RESHAPES.keys())
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_arrays_of_wrong_shape_or_dtype_are_refused(part: int, reshape: Callable[[np.ndarray], Any]):
+    for name, change in each_array(part, reshape):
+        if part == 2 or name.rsplit(".", 1)[1] not in HELD_TWICE:
+            refuse("llama", change)
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_missing_arrays_are_refused(part: int):
+    for name in good_parts("llama")[part].arrays:
+        if name.rsplit(".", 1)[1] not in HELD_TWICE:
+            refuse("llama", lambda parts, name=name: without(parts[part].arrays, name))
+
+
+@pytest.mark.parametrize("name", ["g0.k.mean", "g0.v.turns"])
+def test_a_missing_mean_is_refused(name: str):
+    refuse("llama", lambda parts: [without(part.arrays, name) for part in (parts[0], parts[2])] and None)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "int32", "float16", "float32"])
+def test_arrays_of_another_plain_dtype_are_refused(dtype: str):
+    for part, names in (
+        (0, ["k.sink", "v.codes"]),
+        (1, ["k.codes", "v.scale", "k.bias"]),
+        (2, ["v.window", "k.mean"]),
+    ):
+        for name in names:
+            array = good_parts("llama")[part].arrays[f"g0.{name}"]
+            if array.dtype != dtype:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    changed = array.astype(dtype)
+                refuse(
+                    "llama", lambda parts, p=part, n=name, x=changed: parts[p].arrays.update({f"g0.{n}": x})
+                )
+
+
+def without(held: Any, name: str) -> None:
+    del held[name]
+
+
+def set_everywhere(key: str, value: object) -> Change:
+    return lambda parts: [replace(part, meta=dict(part.meta) | {key: value}) for part in parts]
+
+
+def drop_everywhere(key: str) -> Change:
+    return lambda parts: [
+        replace(part, meta={k: v for k, v in part.meta.items() if k != key}) for part in parts
+    ]
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        None, 5, "01", {}, [], [[]], [0, 1], [[0]], [[0, 0]], [[1, 1]], [[0, 1, 1]], [[0, 1], [0, 1]],
+        [[0, 1], [0]],
+        [[0, 2]], [[0, -1]], [[-2, -1]], [["0", "1"]], [[0.0, 1.0]], [[None, 1]], [[0, 10**30]], [[[0], [1]]],
+        [[0], [1]], [[], [0, 1]], {"0": [0, 1]}, [[0, 1, 2, 3, 4, 5, 6, 7]],
+    ],
+    ids=str,
+)  # fmt: skip
+def test_groups_that_are_not_this_models_are_refused(groups: object):
+    refuse("llama", set_everywhere("groups", groups))
+
+
+@pytest.mark.parametrize("model", ["llama", "gemma3", "qwen35"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(drop_everywhere(key) for key in ("groups", "layers", "dtypes")),
+        *(
+            set_everywhere(key, value)
+            for key in ("layers", "dtypes")
+            for value in (None, 3, [1], {"0": None}, {"x": []}, {"99": []}, {"-1": []}, {"0": {"array": "x"}})
+            if not (key == "dtypes" and isinstance(value, dict))
+        ),
+        lambda parts: parts[0].meta.update({"groups": []}),
+        lambda parts: parts[::-1],
+        lambda parts: parts[1:],
+        lambda parts: parts[:-1],
+        lambda parts: [parts[0], parts[0], *parts[1:]],
+        lambda parts: [*parts, parts[-1]],
+        lambda parts: [parts[1], parts[0], parts[2]],
+        lambda parts: [*parts[:-1], replace(parts[-1], stop=799)],
+        lambda parts: [*parts[:-1], replace(parts[-1], stop=0)],
+        lambda parts: [*parts[:-1], replace(parts[-1], arrays={})],
+        lambda parts: [replace(part, arrays={}) for part in parts],
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_make_a_state_are_refused(model: str, change: Change):
+    refuse(model, change)
+
+
+def layer_trees(model: str) -> dict[str, Any]:
+    return deepcopy(good_parts(model)[-1].meta["layers"])
+
+
+def nested(depth: int) -> list[Any]:
+    tree: list[Any] = []
+    for _ in range(depth):
+        tree = [tree]
+    return tree
+
+
+@pytest.mark.parametrize("model", ["gemma3", "qwen35"])
+@pytest.mark.parametrize(
+    "value",
+    [None, "x", 10**30, -1, 1.5, True, [], {}, {"array": 3}, {"array": None}, nested(900)],
+    ids=lambda v: str(v)[:12],
+)
+def test_layer_states_built_otherwise_are_refused(model: str, value: object):
+    """Every leaf of the first layer's state is replaced in turn, and the whole."""
+    tree = layer_trees(model)["0"]
+    branches = [tree, *(item for item in tree if isinstance(item, list))]
+    for branch in branches:
+        for number, leaf in enumerate(branch):
+            if leaf != value:
+                branch[number] = value
+                changed = layer_trees(model) | {"0": tree}
+                refuse(model, lambda parts, new=changed: parts[-1].meta.update({"layers": new}))
+                branch[number] = leaf
+    refuse(model, lambda parts: parts[-1].meta["layers"].update({"0": value}))
+
+
+@pytest.mark.parametrize("model", ["gemma3", "qwen35"])
+@pytest.mark.parametrize("axis", [0, 1, 2, 3])
+def test_layer_arrays_of_another_shape_are_refused(model: str, axis: int):
+    for name, array in good_parts(model)[-1].arrays.items():
+        if name.startswith("L") and axis < array.ndim:
+            shorter = np.take(array, range(array.shape[axis] - 1), axis)
+            refuse(model, lambda parts, n=name, x=shorter: parts[-1].arrays.update({n: x}))
+
+
+def test_a_compressed_layer_cannot_come_as_a_whole_state():
+    def change(parts: list[Part]) -> None:
+        for part in parts:
+            part.meta["groups"] = [[2]]
+            part.arrays.update({name: x[:1] for name, x in part.arrays.items() if name.startswith("g")})
+        parts[-1].meta["layers"]["5"] = parts[-1].meta["layers"]["0"]
+
+    refuse("gemma3", change)
+
+
+def test_parts_of_another_profile_or_model_are_refused():
+    for model, profile in (
+        ("llama", "turbo3"),
+        ("llama", "exact"),
+        ("llama", "v-only"),
+        ("gemma3", "turbo4"),
+        ("qwen35", "turbo4"),
+    ):
+        parts = export(read_state(model, profile, 300), 300)
+        with pytest.raises(ValueError, match="saved"):
+            restore(factory("llama").new(get_profile("turbo4")), parts)
