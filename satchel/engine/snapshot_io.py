@@ -105,7 +105,7 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, layer in pieces.items():
         cache = state.caches[index]
-        # With the head sizes: a layer must be in the same group in a block, which has no window, as in the tail.
+        # With the head sizes: a block has no window to tell by, and groups must be the same in every part.
         sizes = [(x.shape[1], x.shape[3]) for x in (cache.keys, cache.values)] if layer else []
         signature = (*sizes, *((name, array.shape, array.dtype) for name, array in layer.items()))
         groups.setdefault(signature, []).append(index)
