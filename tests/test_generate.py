@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mlx_lm.models.llama import Model, ModelArgs
 
 from satchel.config.profiles import PROFILES
+from satchel.engine import generate as generate_module
 from satchel.engine.generate import Delta, Finished, Progress, Sampler, generate
 from satchel.engine.kv_state import KVFactory, KVState
 from satchel.engine.model import LoadedModel
@@ -162,7 +163,7 @@ def test_what_is_left_of_a_character_is_shown_after_the_last_token(tiny: LoadedM
     events = list(run(tiny, [1], replaying(half), max_tokens=len(half)))
     assert spoken(events)[-1] == Delta(None, "\ufffd")
     assert text_of(events) == tiny.tokenizer.decode(half) == "\ufffd"
-    assert finished(events).read_tokens == 1 + len(half)
+    assert finished(events).read_tokens == len(half)  # the prompt's token, and all but the last of the answer
 
 
 def test_a_space_at_the_end_is_not_lost(tiny: LoadedModel) -> None:
@@ -170,31 +171,41 @@ def test_a_space_at_the_end_is_not_lost(tiny: LoadedModel) -> None:
     assert text_of(run(tiny, [1], replaying(token_ids), max_tokens=2)) == "Hi "
 
 
-def test_the_end_of_turn_is_read_and_not_shown(tiny: LoadedModel) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_end_of_turn_is_not_shown(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """It is read where the device had the next step queued."""
+    monkeypatch.setattr(generate_module, "queues_ahead", lambda device: ahead)
     state = new_state(tiny)
     events = list(run(tiny, [1, 5], replaying([*encode(tiny, "Hi"), END_OF_TURN, 7, 8]), state=state))
     assert text_of(events) == "Hi"
     assert [delta.token_id for delta in spoken(events)] == [*encode(tiny, "Hi"), END_OF_TURN]
     assert finished(events).stop_reason == "stop"
-    assert held_tokens(state) == finished(events).read_tokens == 4
+    assert held_tokens(state) == finished(events).read_tokens == 3 + ahead
 
 
 # Where it ends
 
 
+@pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("max_tokens", [1, 2, 7])
-def test_max_tokens_is_exact(tiny: LoadedModel, max_tokens: int) -> None:
+def test_max_tokens_is_exact(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, max_tokens: int, ahead: bool
+) -> None:
+    monkeypatch.setattr(generate_module, "queues_ahead", lambda device: ahead)
     state = new_state(tiny)
     events = list(run(tiny, [1, 5, 6], replaying(range(10, 30)), state=state, max_tokens=max_tokens))
     assert [delta.token_id for delta in spoken(events)] == list(range(10, 10 + max_tokens))
     assert finished(events).stop_reason == "length"
-    assert held_tokens(state) == finished(events).read_tokens == 3 + max_tokens
+    assert held_tokens(state) == finished(events).read_tokens == 2 + max_tokens + (ahead and max_tokens > 1)
 
 
-def test_a_prompt_is_read_in_chunks_and_its_last_token_with_the_answer(tiny: LoadedModel) -> None:
+def test_a_prompt_is_read_in_chunks_and_the_last_one_with_the_answer(tiny: LoadedModel) -> None:
     events = list(run(tiny, list(range(10, 20)), prefill_step=4, max_tokens=1))
-    assert events[:3] == [Progress(4, 10), Progress(8, 10), Progress(9, 10)]
-    assert finished(events).read_tokens == 11
+    assert events[:2] == [Progress(4, 10), Progress(6, 10)]
+    assert isinstance(events[2], Delta)
+    assert finished(events).read_tokens == 10
 
 
 def test_cancel_ends_reading_at_the_chunk(tiny: LoadedModel) -> None:
@@ -217,7 +228,7 @@ def test_cancel_ends_the_answer_within_a_token(tiny: LoadedModel) -> None:
             cancel.set()
     assert [delta.token_id for delta in spoken(seen)] == [10, 11, 12]
     assert finished(seen).stop_reason == "cancelled"
-    assert held_tokens(state) == finished(seen).read_tokens == 5
+    assert held_tokens(state) == finished(seen).read_tokens == 4
 
 
 def test_a_stop_token_wins_over_a_cancel(tiny: LoadedModel) -> None:

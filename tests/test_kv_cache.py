@@ -155,7 +155,7 @@ def masks(L: int, T: int, batch: int, heads: int) -> dict[str, mx.array | str | 
 @pytest.mark.parametrize("rows", [2, float("inf")], ids=["dense scores", "packed scores"])
 @pytest.mark.parametrize("bits", ALL_BITS)
 def test_packed_and_dense_attention_agree(monkeypatch: pytest.MonkeyPatch, bits: int, rows: float, L: int):
-    monkeypatch.setattr(body, "dense_score_rows", lambda: rows)
+    monkeypatch.setattr(body, "dense_matmul_rows", lambda transposed: rows)
     rope = nn.RoPE(64)
     x = sequence(270, batch=2)
     x[1] = rope(x[1] + 5 * gaussian(2, 2, 1, 64, seed=9))  # turning means where keys are quantised

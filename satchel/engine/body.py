@@ -11,7 +11,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from satchel.engine.device import dense_score_rows
+from satchel.engine.device import dense_matmul_rows
 from satchel.engine.rope_table import RopeTable
 from satchel.engine.turboquant import Rotation, dequantize, quantize
 
@@ -152,11 +152,7 @@ class QuantisedBody:
         self.mean_turns = False
 
     def scores(self, queries: mx.array, start: int) -> mx.array:
-        rotated = self.rotation.apply(queries)
-        if rotated.shape[2] >= dense_score_rows():
-            scores = rotated @ self._rotated().astype(rotated.dtype).swapaxes(-1, -2)
-        else:
-            scores = self._matmul(rotated, transpose=True)
+        scores = self._matmul(self.rotation.apply(queries), transpose=True)
         if self.mean_turns and self.rope is not None:
             return scores + self.rope.dot(queries, self.mean, start, start + self.tokens).astype(scores.dtype)
         return scores + (queries * self.mean.astype(queries.dtype)).sum(-1, keepdims=True)
@@ -194,6 +190,10 @@ class QuantisedBody:
         return dequantize(codes, scale, bias, self.bits, self.rotation.group_size)
 
     def _matmul(self, x: mx.array, transpose: bool) -> mx.array:
+        """`x @ rotated`, or `x @ rotated.T` with `transpose`, x (B, n_kv_heads, N, tokens or padded_dim)."""
+        if x.shape[2] >= dense_matmul_rows(transpose):
+            rotated = self._rotated().astype(x.dtype)
+            return x @ (rotated.swapaxes(-1, -2) if transpose else rotated)
         assert self._packed is not None
         codes, scale, bias = self._packed
         return mx.quantized_matmul(

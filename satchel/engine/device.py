@@ -99,10 +99,19 @@ def _system_memory_bytes() -> int:
     return min(physical, int(limit)) if limit.isdigit() else physical
 
 
-def dense_score_rows() -> float:
-    """From how many query rows a KV head on, scores are faster on keys de-quantised for the moment.
+def dense_matmul_rows(transposed: bool) -> float:
+    """From how many rows of x (a KV head) on, a matmul is faster with codes that are de-quantised first.
 
-    MLX's CPU kernel unpacks the codes again for each row: at 2,048 keys of 64 and 3 rows it takes 1.0 ms,
-    de-quantising and a float32 matmul 0.7 ms. On a GPU the packed matmul always reads fewer bytes.
+    MLX's CPU kernel unpacks the codes again for each row, and is three times slower for `x @ codes.T` than
+    for `x @ codes`: with 2,048 x 64 codes, 0.32 and 0.11 ms a row of x, where de-quantising takes 0.54 ms.
+    On a GPU the packed matmul always reads fewer bytes.
     """
-    return 2 if current_device().kind == "cpu" else float("inf")
+    if current_device().kind != "cpu":
+        return float("inf")
+    return 2 if transposed else 6
+
+
+def queues_ahead(device: Device) -> bool:
+    """Whether work can be queued while earlier work runs. MLX's CPU streams take a few operations at most:
+    asking for the next token would wait for it."""
+    return device.kind != "cpu"

@@ -20,7 +20,7 @@ from satchel.engine.body import Body, ExactBody, QuantisedBody
 from satchel.engine.rope_table import RopeTable
 
 # Up to this many new tokens attend to the packed codes; more de-quantise the body and use fused attention.
-PACKED_QUERY_TOKENS = 4
+PACKED_QUERY_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ def load_model(name: str, progress: Callable[[str], None] | None = None) -> Load
     from mlx_lm.tokenizer_utils import load as load_tokenizer
 
     device = current_device()
+    mlx_lm.utils.maybe_set_recommended_wired_limit()  # on Metal: keeps the weights resident
     try:
         model, config = mlx_lm.utils.load_model(path, lazy=True)
         dtype = _prepare_weights(model, device)
