@@ -133,7 +133,6 @@ def resume(
     no_save: NoSave = False,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
-    system: System = None,
 ) -> None:
     """Go on with a stored talk, without reading it again."""
     head = _store().find(name)
@@ -143,7 +142,6 @@ def resume(
         kv_profile=kv,
         max_tokens=max_tokens,
         temperature=temperature,
-        system_prompt=system,
     )
     manager = _manager(settings)
     _talk(manager, manager.open(head.session_id, manager.profile if kv else None), settings)

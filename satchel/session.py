@@ -215,6 +215,7 @@ class Session:
             SatchelError: the disk refused; the earlier save is intact.
         """
         with self.manager.store.locked():  # a name that is free now must still be when the head is written
+            self._take_over_new_name()
             name = validate_name(name) if name else self.name or self._free_name()
             try:
                 self._save(name, self._saved)
@@ -224,6 +225,15 @@ class Session:
                 self._stored_tokens = 0
                 self._save(fork, None)
                 self.notices.append(f"another process has {change} {old!r}: this talk goes on as {fork!r}")
+
+    def _take_over_new_name(self) -> None:
+        """Go on from the newest generation where it differs from ours in nothing but its name."""
+        current = self.manager.store.head(self.id) if self._saved else None
+        if current is None or self._saved is None or current.manifest == self._saved.head.manifest:
+            return
+        manifest, ours = self.manager.store.get_manifest(current.manifest), self._saved.manifest
+        if (manifest.messages, manifest.blocks, manifest.tail) == (ours.messages, ours.blocks, ours.tail):
+            self._saved = Saved(current, manifest)
 
     def _save(self, name: str, base: Saved | None) -> None:
         manager = self.manager

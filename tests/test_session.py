@@ -274,6 +274,7 @@ def test_resume_continues_with_the_same_tokens(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("last_token_alone")
 @pytest.mark.parametrize("context", ALL_CONTEXTS)
 @pytest.mark.parametrize("profile", ["turbo4", "exact"])
 def test_resume_continues_with_the_same_64_tokens(
@@ -692,9 +693,24 @@ def test_a_session_removed_by_another_process_is_saved_whole_again(
     assert_same_state(open_manager(tiny).open("talk"), session)
 
 
+def test_a_session_renamed_elsewhere_goes_on_under_its_new_name(
+    open_manager: Open, tiny: LoadedModel
+) -> None:
+    session = open_manager(tiny).new()
+    say(session, "Hello")
+    session.save("old")
+    store = session.manager.store
+    store.rename(session.id, "new")
+    say(session, "And then?")
+    session.save()
+    assert (session.name, session.notices) == ("new", [])
+    assert [(head.name, head.turns) for head in store.heads().heads] == [("new", 2)]
+
+
 def test_a_fork_takes_the_name_asked_for(open_manager: Open, tiny: LoadedModel) -> None:
     open_manager(tiny).new().save("talk")
     one, two = open_manager(tiny).open("talk"), open_manager(tiny).open("talk")
+    say(one, "Hello")
     one.save()
     two.save("other")
     assert two.notices == ["another process has saved 'talk': this talk goes on as 'other'"]

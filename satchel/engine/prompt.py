@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,26 +14,40 @@ from satchel.errors import SatchelError
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+WORD_JOINER = "\u2060"  # cannot be seen, and keeps a control token's letters from being read as the token
+NEVER = r"(?!)"
+
 
 def render(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -> str:
     """The prompt text for `messages`, up to where the assistant's answer begins.
 
-    Models without a chat template (base models) get one labelled paragraph a message.
+    Models without a chat template (base models) get one labelled paragraph a message. What reads like one of
+    the model's control tokens in a message stays text: nobody can end a turn or speak as the system there.
 
     Raises:
         SatchelError: the model's chat template refuses the messages, as some do a system prompt.
     """
+    control = _control_tokens(tokenizer)
+    messages = [{**message, "content": control.sub(_split, message["content"])} for message in messages]
     if not tokenizer.has_chat_template:
         paragraphs = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
         return f"{tokenizer.bos_token or ''}" + "\n\n".join([*paragraphs, "Assistant:"])
     try:
-        text: str = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
-        )
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     except TemplateError as err:
         hint = "go on without a system prompt" if messages[0]["role"] == "system" else ""
         raise SatchelError(f"the model's chat template refuses this talk ({err})", hint) from err
     return text
+
+
+def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str]:
+    tokens = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    longest_first = sorted(filter(None, tokens), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or NEVER)
+
+
+def _split(match: re.Match[str]) -> str:
+    return match[0][0] + WORD_JOINER + match[0][1:]
 
 
 def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str) -> tuple[list[int], int]:
