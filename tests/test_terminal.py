@@ -94,10 +94,12 @@ def draw(environment, body, **more):
     """A terminal in which `body` draws with a Renderer called `r`."""
     code = (
         "import time\n"
+        "from types import SimpleNamespace\n"
         "from satchel.agent.events import *\n"
         "from satchel.terminal.render import Renderer\n"
         "r = Renderer()\n"
-        "stats = TurnStats(5, 398, 12, 100.0, 8.25, 0.5, 0)\n" + body
+        "stats = SimpleNamespace(prompt_tokens=5, reused_tokens=398, generated_tokens=12, decode_tps=8.25)\n"
+        + body
     )
     return Terminal([sys.executable, "-c", code], environment | more)
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
 
-from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone, TurnStats
+from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone
 from satchel.config.settings import Settings
 from satchel.engine.generate import Delta, Finished, Progress
 from satchel.session import Session
@@ -37,7 +36,7 @@ def run_turn(session: Session, text: str, settings: Settings, cancel: threading.
                 if settings.auto_save and stats.generated_tokens:
                     session.save()
                 yield from _notices(session)
-                yield TurnDone(stop_reason, TurnStats(**asdict(stats)))
+                yield TurnDone(stop_reason, stats)
 
 
 def _notices(session: Session) -> Iterator[Notice]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # the engine brings MLX
+    from satchel.engine.generate import Stats
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +32,11 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnStats:
-    """Counts in tokens, speeds in tokens a second, memory in bytes."""
-
-    prompt_tokens: int
-    reused_tokens: int
-    generated_tokens: int
-    prefill_tps: float
-    decode_tps: float
-    first_token_s: float
-    peak_memory_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class TurnDone:
     """The turn is over; `stop_reason` is "stop", "length" or "cancelled"."""
 
     stop_reason: str
-    stats: TurnStats
+    stats: Stats
 
 
 Event = PrefillProgress | TextDelta | Notice | TurnDone

@@ -20,15 +20,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from satchel.cache_store.files import (
-    TEMPORARY_PREFIX,
-    FileLock,
-    atomic_write,
-    delete_file,
-    list_dir,
-    read_file,
-)
 from satchel.cache_store.frame import object_id
+from satchel.cache_store.lock import FileLock
 from satchel.cache_store.manifest import (
     MAX_HEAD_BYTES,
     MAX_MANIFEST_BYTES,
@@ -41,6 +34,7 @@ from satchel.cache_store.manifest import (
 )
 from satchel.cache_store.names import MAX_LENGTH, name_key, validate_name
 from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
+from satchel.files import TEMPORARY_PREFIX, atomic_write, delete_file, list_dir, read_file
 
 MIN_ID_PREFIX = 4  # hex digits of a session id that are taken for one
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from satchel.config.paths import cache_dir
-from satchel.engine.atomic import atomic_file
+from satchel.files import atomic_file
 
 
 def file_sha256(path: Path) -> str:

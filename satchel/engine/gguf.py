@@ -13,11 +13,11 @@ import numpy as np
 from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 
-from satchel.engine.atomic import atomic_folder
 from satchel.engine.gguf_config import ROPE_FACTORS, architecture_of, mlx_config, mlx_name
 from satchel.engine.gguf_reader import GGUFFile, GGUFTensor, read_gguf
 from satchel.engine.gguf_tokenizer import build_tokenizer, stop_token_ids, tokenizer_config
 from satchel.errors import DamagedError, UsageError
+from satchel.files import atomic_folder
 
 GROUP = 32  # values in a block of Q4_0, Q4_1 and Q8_0, and MLX's group size for them
 PACKED_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}

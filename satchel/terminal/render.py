@@ -9,13 +9,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone, TurnStats
+from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone
 from satchel.terminal.sanitize import Sanitizer, sanitize, sanitize_line
+
+if TYPE_CHECKING:
+    from satchel.engine.generate import Stats
 
 # Reading fewer tokens than this takes about a second at most, and gets no progress bar.
 LONG_PREFILL_TOKENS = 256
@@ -116,7 +119,7 @@ class _PrefillBar:
             self._progress = None
 
 
-def _figures(stop_reason: str, stats: TurnStats) -> str:
+def _figures(stop_reason: str, stats: Stats) -> str:
     ending = {"cancelled": "stopped · ", "length": "cut at --max-tokens · "}.get(stop_reason, "")
     return (
         f"{ending}{stats.generated_tokens} tokens at {stats.decode_tps:.1f}/s"

@@ -1,20 +1,18 @@
-"""Private directories, atomic writes, bounded reads, a lock between processes. Knows nothing of content."""
+"""Files and folders that appear whole or not at all; bounded reads. Knows nothing of their content."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
+import shutil
 import tempfile
-import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from satchel.errors import DamagedError, SatchelError
 
 TEMPORARY_PREFIX = ".tmp-"
-_POLL_S = 0.02
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -35,9 +33,47 @@ def atomic_write(path: Path, data: bytes) -> None:
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_dir(path.parent)
+        sync(path.parent)
     except OSError as err:
-        raise _cannot_write(path, err) from err
+        raise cannot_write(path, err) from err
+
+
+@contextmanager
+def atomic_file(target: Path) -> Iterator[Path]:
+    """The path of a temporary file beside `target` that replaces it when the block ends without an error."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+    os.close(descriptor)
+    work = Path(name)
+    try:
+        yield work
+        sync(work)
+        work.replace(target)
+        sync(target.parent)
+    finally:
+        work.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside `target` that takes its place when the block ends without an error.
+
+    Where another process made `target` meanwhile, theirs stays and ours is dropped.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
+    try:
+        yield work
+        for path in (*work.iterdir(), work):
+            sync(path)
+        try:
+            work.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        sync(target.parent)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def private_dir(path: Path) -> None:
@@ -47,12 +83,12 @@ def private_dir(path: Path) -> None:
     private_dir(path.parent)
     with contextlib.suppress(FileExistsError):  # another process was faster
         path.mkdir(mode=0o700)
-    sync_dir(path.parent)
+    sync(path.parent)
 
 
-def sync_dir(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Make a file's content, or the names in a directory, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -102,7 +138,7 @@ def delete_file(path: Path, durable: bool = False) -> int:
         freed = path.stat().st_size
         path.unlink()
         if durable:
-            sync_dir(path.parent)
+            sync(path.parent)
     except FileNotFoundError:
         return 0
     except OSError as err:
@@ -110,70 +146,6 @@ def delete_file(path: Path, durable: bool = False) -> int:
     return freed
 
 
-class FileLock:
-    """Excludes other processes and other threads; the thread that holds it may enter it again.
-
-    Raises on entering:
-        SatchelError: others held the lock for `timeout_s`, or the lock file cannot be made.
-    """
-
-    def __init__(self, path: Path, timeout_s: float) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
-        self._threads = threading.RLock()
-        self._depth = 0
-        self._descriptor = -1
-
-    def __enter__(self) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        if not self._threads.acquire(timeout=self._timeout_s):
-            raise self._busy()
-        try:
-            if self._depth == 0:
-                self._descriptor = self._acquire(deadline)
-            self._depth += 1
-        except BaseException:
-            self._threads.release()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            os.close(self._descriptor)  # which unlocks
-        self._threads.release()
-
-    def _acquire(self, deadline: float) -> int:
-        try:
-            private_dir(self._path.parent)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                while not _try_lock(descriptor):
-                    if time.monotonic() >= deadline:
-                        raise self._busy()
-                    time.sleep(_POLL_S)
-            except BaseException:
-                os.close(descriptor)
-                raise
-        except OSError as err:
-            raise _cannot_write(self._path, err) from err
-        return descriptor
-
-    def _busy(self) -> SatchelError:
-        return SatchelError(
-            f"another Satchel has been writing to {self._path.parent} for {self._timeout_s:g} s",
-            "try again when it is done",
-        )
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _cannot_write(path: Path, err: OSError) -> SatchelError:
+def cannot_write(path: Path, err: OSError) -> SatchelError:
+    """The error for a write that the system refused."""
     return SatchelError(f"cannot write {path}: {err.strerror or err}", "what was saved before is intact")
