@@ -477,3 +477,19 @@ def test_one_huge_token_does_not_spoil_the_others():
     mask[0, 50] = False
     out = feed(cache, x, 299, 300, mx.array(mask))
     assert relative_error(out, exact_attention(x, 299, 300, mask)) < 0.03
+
+
+@pytest.mark.parametrize("offset", [0, 30])
+def test_a_model_in_bfloat16_loses_no_more_than_bfloat16_holds(offset: float) -> None:
+    """Large key means make large scores, which 8 bits of mantissa could not tell apart."""
+    x = sequence(400)
+    x[1] = x[1] + offset * gaussian(1, 2, 1, 64, seed=9)
+    cache = TurboQuantKVCache(get_profile("turbo4"), mx.bfloat16)
+    feed(cache, [part.astype(mx.bfloat16) for part in x], 0, 399)
+    queries, keys, values = (part[:, :, 399:].astype(mx.bfloat16) for part in x)
+    cache.update_and_fetch(keys, values)
+    held = cache._dense(mx.float32)
+    out = cache.attend(queries, 0.125, None)
+    expected = mx.fast.scaled_dot_product_attention(queries.astype(mx.float32), *held, scale=0.125)
+    assert out.dtype == mx.bfloat16
+    assert relative_error(out.astype(mx.float32), np.array(expected)) < 2**-8

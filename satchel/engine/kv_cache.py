@@ -149,7 +149,10 @@ class TurboQuantKVCache:
         assert self.values is not None
         B, n_heads, L, head_dim = queries.shape
         n_kv_heads, T = self.keys.shape[1], self.body_tokens
-        q = (queries * scale).reshape(B, n_kv_heads, -1, head_dim)  # the heads of a group, L rows each
+        # In float32, as inside MLX's fused attention: where keys have a large mean, so have the scores, and
+        # 8 bits of mantissa would lose what tells them apart.
+        q = queries.astype(mx.float32) * scale
+        q = q.reshape(B, n_kv_heads, -1, head_dim)  # the heads of a group, L rows each
         exact_keys, exact_values = self.keys.astype(q.dtype), self.values.astype(q.dtype)
         scores = mx.concatenate(
             [self.key_body.scores(q, self.sink_tokens), q @ exact_keys.swapaxes(-1, -2)], axis=-1
@@ -158,7 +161,7 @@ class TurboQuantKVCache:
             scores = self._masked(scores, mask, L)
         weights = mx.softmax(scores, axis=-1, precise=True)
         out = self.value_body.mix(weights[..., :T]) + weights[..., T:] @ exact_values
-        return out.reshape(B, n_heads, L, -1)
+        return out.reshape(B, n_heads, L, -1).astype(queries.dtype)
 
     def _masked(self, scores: mx.array, mask: mx.array | str, L: int) -> mx.array:
         if isinstance(mask, str):
