@@ -60,9 +60,9 @@ def main() -> None:
 
 def run(args: list[str]) -> int:
     """Run one command line; returns its exit code."""
+    _open_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if stream is not None:  # closed by the caller
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         code = app(args, prog_name="satchel", standalone_mode=False)
         sys.stdout.flush()
@@ -79,6 +79,18 @@ def run(args: list[str]) -> int:
     except OSError as err:
         return _complain(str(err), SatchelError.exit_code)
     return code or 0
+
+
+def _open_closed_streams() -> None:
+    """Open /dev/null for a standard stream that the caller closed: its number would go to the next file."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def _complain(message: str, exit_code: int) -> int:
@@ -196,7 +208,7 @@ def list_sessions(as_json: AsJson = False) -> None:
         print(json.dumps([head.model_dump(mode="json") for head in listed.heads], indent=2))
     elif listed.heads:
         print(sanitize(session_table(listed.heads)))
-    else:
+    elif not listed.damaged:
         _report("no sessions are stored yet")
     for line in listed.damaged:
         _report(line)
@@ -210,11 +222,14 @@ def show_session(
     as_json: AsJson = False,
 ) -> None:
     """The words of a stored session."""
-    store = _store()
-    head = store.find(name)
-    messages = store.get_manifest(head.manifest).messages
+    from satchel.cache_store.sessions import open_session
+
+    saved = open_session(_store(), name)
+    messages = saved.manifest.messages
+    if saved.notice:
+        _report(saved.notice)
     if as_json:
-        fields = head.model_dump(mode="json")
+        fields = saved.head.model_dump(mode="json")
         print(json.dumps(fields | {"messages": [message.model_dump() for message in messages]}, indent=2))
         return
     print("\n\n".join(f"{message.role}:\n{sanitize(message.content)}" for message in messages))
@@ -231,7 +246,7 @@ def rename_session(name: Name, new: Annotated[str, typer.Argument(help="The new 
 def remove_sessions(names: Annotated[list[str], typer.Argument(help="Names or ids.")]) -> None:
     """Remove stored sessions."""
     store = _store()
-    for session_id in [store.find(name).session_id for name in names]:
+    for session_id in [store.session_id(name) for name in names]:
         store.remove(session_id)
 
 
@@ -321,7 +336,7 @@ def _talk(manager: SessionManager, session: Session, settings: Settings) -> None
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(TERMINATED))
     talk = Chat(Desk(manager, session), settings, Renderer())
     if not _at_terminal():
-        talk.with_script(sys.stdin or ())
+        talk.with_script(sys.stdin)
         return
     from satchel.terminal.prompt import MessagePrompt
 
@@ -330,12 +345,12 @@ def _talk(manager: SessionManager, session: Session, settings: Settings) -> None
 
 def _at_terminal() -> bool:
     """Whether a person types and reads here."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def _piped_input(wait: bool) -> str:
     """What stands on standard input; without `wait`, "" if it is a terminal or nothing comes soon."""
-    if sys.stdin is None or (sys.stdin.isatty() and not wait):
+    if sys.stdin.isatty() and not wait:
         return ""
     if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
         _report("standard input sent nothing and was not waited for; `-` waits")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +16,9 @@ from pathlib import Path
 from satchel.errors import DamagedError, SatchelError
 
 TEMPORARY_PREFIX = ".tmp-"
+
+# What `open` says of a directory, a link to itself, something below a file, and a socket (Linux, macOS).
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EOPNOTSUPP)
 
 
 def atomic_write(path: Path, data: bytes) -> None:
@@ -99,43 +105,56 @@ def read_file(path: Path, max_bytes: int) -> bytes | None:
     """The content of a file, or None if there is no such file.
 
     Raises:
-        DamagedError: larger than `max_bytes`; nothing has been read.
+        DamagedError: larger than `max_bytes`, or no file (a directory, a pipe, a dangling link, …).
         SatchelError: it cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > max_bytes:
-                raise DamagedError(f"{path} has {size} bytes where at most {max_bytes} are right")
-            return file.read(size)
-    except FileNotFoundError:
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedError(f"{path} is not a file")
+            if status.st_size > max_bytes:
+                raise DamagedError(f"{path} has {status.st_size} bytes where at most {max_bytes} are right")
+            return file.read(status.st_size)
+    except FileNotFoundError as err:
+        if path.is_symlink():
+            raise DamagedError(f"{path} is a link to nothing") from err
         return None
     except OSError as err:
-        raise SatchelError(f"cannot read {path}: {err.strerror or err}") from err
+        kind = DamagedError if err.errno in _NO_FILE else SatchelError
+        raise kind(f"cannot read {path}: {err.strerror or err}") from err
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """An opener that does not wait until somebody writes to a pipe."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def list_dir(path: Path) -> list[Path]:
     """What is in a directory; nothing if there is no such directory.
 
     Raises:
-        SatchelError: it cannot be read.
+        SatchelError: it cannot be read, or it or what it should be in is a file.
     """
     try:
         return list(path.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return []
+    except NotADirectoryError as err:
+        file = next(place for place in (path, *path.parents) if place.exists())
+        raise SatchelError(f"{file} is not a directory") from err
     except OSError as err:
         raise SatchelError(f"cannot read {path}: {err.strerror or err}") from err
 
 
 def delete_file(path: Path, durable: bool = False) -> int:
-    """Delete a file, if it is there; the bytes freed.
+    """Delete a file or a link, if it is there; the bytes freed.
 
     Raises:
         SatchelError: it cannot be deleted.
     """
     try:
-        freed = path.stat().st_size
+        freed = path.lstat().st_size
         path.unlink()
         if durable:
             sync(path.parent)
@@ -144,6 +163,19 @@ def delete_file(path: Path, durable: bool = False) -> int:
     except OSError as err:
         raise SatchelError(f"cannot delete {path}: {err.strerror or err}") from err
     return freed
+
+
+def set_aside(path: Path) -> None:
+    """Free the name `path` of what is wrong there, which stays beside it under a name of its own.
+
+    Raises:
+        SatchelError: it cannot be renamed.
+    """
+    try:
+        path.rename(path.with_name(f"{path.name}.aside-{secrets.token_hex(4)}"))
+        sync(path.parent)
+    except OSError as err:
+        raise cannot_write(path, err) from err
 
 
 def cannot_write(path: Path, err: OSError) -> SatchelError:

@@ -67,10 +67,11 @@ class SessionManager:
 
         Raises:
             NotFoundError: no such session.
-            DamagedError: its transcript is damaged.
+            DamagedError: its transcript is damaged, and none from before is kept.
         """
         saved = open_session(self.store, name)
         session = Session(self, profile or get_profile(saved.manifest.profile_name), saved)
+        session.notices += [saved.notice] if saved.notice else []
         session.load_state()
         return session
 
@@ -130,7 +131,7 @@ class Session:
             raise ContextFullError(
                 f"the context is full: this message would make {model.context_length - room:,} tokens, and "
                 f"the model takes {model.context_length:,}",
-                "/new starts another session; this one stays as it is",
+                "shorten it, or start a new session",
             )
         state, stored, reused = self._state, self._stored_tokens, len(self.token_ids)
         token_ids = [*self.token_ids, *prompt]

@@ -121,6 +121,15 @@ def test_nothing_stored_is_exit_code_3(satchel, args):
     assert_one_line(satchel(*args), 3, "no session is saved yet")
 
 
+def test_a_damaged_head_can_be_removed(satchel, stored, tmp_path):
+    session_id = f"{1:032x}"  # bruno
+    (tmp_path / "home" / "v1" / "heads" / f"{session_id}.json").write_text("x")
+    assert_one_line(satchel("resume", "bruno"), 4, "there is no readable session called 'bruno'")
+    assert satchel("sessions", "rm", session_id).returncode == 0
+    listed = json.loads(satchel("sessions", "list", "--json").stdout)
+    assert [head["name"] for head in listed] == ["old"]
+
+
 def test_an_unknown_name_is_exit_code_3_with_the_nearest(satchel, stored):
     assert_one_line(satchel("resume", "brno"), 3, "no session is called 'brno'; near it are bruno")
 
@@ -175,6 +184,69 @@ def test_a_closed_pipe_is_quiet(environment, stored):
     command = f"{sys.executable} -m satchel sessions show bruno | true"
     closed = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
     assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_and_nothing_else_gets_their_numbers(environment, stored, closed):
+    script = (
+        "import os; from satchel.cli import run\n"
+        "code = run(['sessions', 'list'])\n"
+        "raise SystemExit(code or os.open('/dev/null', os.O_RDONLY) < 3)\n"
+    )
+    command = f"'{sys.executable}' -c \"$0\" {closed}"
+    listed = subprocess.run(
+        ["bash", "-c", command, script], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert ("bruno" in listed.stdout) is (" >&-" not in f" {closed}")
+
+
+@needs_model
+@pytest.mark.parametrize("command", ["ask Hello <&-", "ask Hello >&-", "chat --no-save >&- <<< Hello"])
+def test_a_talk_runs_with_a_closed_standard_stream(environment, command):
+    asked = subprocess.run(
+        ["bash", "-c", f"'{sys.executable}' -m satchel {command} --max-tokens 2"],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (asked.returncode, asked.stderr) == (0, "")
+    assert bool(asked.stdout) is (">&-" not in command)
+
+
+def test_a_home_of_nobody_is_exit_code_2(satchel):
+    complaint = "'~nosuchuser/x' names no home directory; write the path from / on"
+    assert_one_line(satchel("sessions", "list", SATCHEL_HOME="~nosuchuser/x"), 2, complaint)
+
+
+@needs_model
+def test_a_cache_directory_that_is_none_is_one_line(satchel, tmp_path):
+    (tmp_path / "file").write_text("")
+    asked = satchel("ask", "Hello", SATCHEL_CACHE=str(tmp_path / "file"))
+    assert asked.returncode == 1
+    assert asked.stderr.splitlines()[1:] == [
+        f"satchel: the cache directory {tmp_path / 'file'} cannot be used: Not a directory; "
+        "set SATCHEL_CACHE to another one"
+    ]
+
+
+@needs_model
+def test_a_disk_that_fills_up_while_a_model_is_converted_is_one_line(environment, tmp_path):
+    limited = f"ulimit -f 2000; exec '{sys.executable}' -m satchel ask Hello"
+    asked = subprocess.run(
+        ["bash", "-c", limited],
+        env=environment | {"SATCHEL_CACHE": str(tmp_path / "cache")},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode == 1
+    assert len(asked.stderr.splitlines()) == 2
+    assert f"satchel: the cache directory {tmp_path / 'cache'} cannot be used: " in asked.stderr
+    assert list((tmp_path / "cache" / "models").iterdir()) == []
 
 
 def test_the_missing_embedded_model_names_the_command_that_fetches_it(environment, tmp_path):

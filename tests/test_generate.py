@@ -118,6 +118,15 @@ def test_a_narrow_nucleus_takes_the_likeliest_token() -> None:
     assert {Sampling(1.0, top_p=0.1).sampler()(logprobs).item() for _ in range(20)} == {1}
 
 
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(1e-300), Sampling(1e-40), Sampling(1.0, top_p=1e-300), Sampling(1e-300, top_p=1e-300)],
+)
+def test_the_tiniest_temperature_or_nucleus_takes_the_likeliest_token(sampling: Sampling) -> None:
+    logprobs = mx.log(mx.array([[0.3, 0.4, 0.3]]))
+    assert {sampling.sampler()(logprobs).item() for _ in range(20)} == {1}
+
+
 def test_a_seed_makes_sampling_repeat_itself() -> None:
     logprobs = mx.log(mx.full((1, 1000), 1e-3))
 

@@ -8,8 +8,9 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
@@ -398,6 +399,244 @@ def test_nothing_is_swept_while_a_head_is_damaged(store: LocalStore, root: Path)
     path.write_bytes(content)
     assert_equal(load_snapshot(store, open_session(store, "damaged").manifest), snapshot(0, 29))
     assert store.sweep() > 0
+
+
+# What is not what it should be
+
+
+def make_directory(path: Path) -> None:
+    path.mkdir()
+    (path / "letter").write_text("kept")
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def make_dangling_link(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def make_socket(path: Path) -> None:
+    os.chdir(path.parent)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+
+
+def make_garbage(path: Path) -> None:
+    path.write_text("x")
+
+
+Make = Callable[[Path], None]
+NO_FILES = [make_directory, make_loop, make_dangling_link, make_socket, os.mkfifo]
+
+
+def put_in_place(path: Path, make: Make) -> None:
+    path.unlink()
+    make(path)
+
+
+@pytest.fixture
+def no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A read that waits for ever, as of a pipe, fails after two seconds."""
+
+    def give_up(*_: object) -> None:
+        for path in tmp_path.rglob("*"):
+            if path.is_fifo():  # threads that read it must end too
+                os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        raise AssertionError("waited for ever")
+
+    monkeypatch.chdir(tmp_path)
+    usual = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(2)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, usual)
+
+
+def head_path(root: Path, saved: Saved) -> Path:
+    return root / "v1" / "heads" / f"{saved.head.session_id}.json"
+
+
+def block_path(root: Path, block_id: str) -> Path:
+    return root / "v1" / "blocks" / block_id[:2] / block_id
+
+
+@pytest.mark.parametrize("make", [make_garbage, *NO_FILES])
+def test_a_damaged_head_is_named_and_can_be_removed_and_disturbs_no_other_session(
+    store: LocalStore, root: Path, make: Make, no_hang: None
+) -> None:
+    healthy = save(store, snapshot(0, 20, salt=7), name="healthy")
+    only_healthy = files(root)
+    damaged = save(store, snapshot(0, 29), name="damaged")
+    damaged_id = damaged.head.session_id
+    put_in_place(head_path(root, damaged), make)
+
+    assert store.heads().heads == (healthy.head,)
+    (line,) = store.heads().damaged
+    assert damaged_id in line
+    assert store.find(None) == store.find("healthy") == healthy.head
+    for wanted in ("damaged", damaged_id, damaged_id[:4]):
+        with pytest.raises(DamagedError) as raised:
+            store.find(wanted)
+        assert raised.value.one_line().endswith(
+            f"; restore the file, or give the session up with `satchel sessions rm {damaged_id}`"
+        )
+    assert store.session_id("HEALTHY") == healthy.head.session_id
+    for wanted in (damaged_id[:3], "damaged"):
+        with pytest.raises(DamagedError, match=f"there is no readable session called '{wanted}'"):
+            store.session_id(wanted)
+
+    assert store.session_id(damaged_id) == store.session_id(damaged_id[:4]) == damaged_id
+    assert store.remove(damaged_id) > 0
+    assert store.heads().damaged == ()
+    left = {name: data for name, data in files(root).items() if ".aside-" not in name}
+    assert left == only_healthy
+    if make is make_directory:
+        (aside,) = (root / "v1" / "heads").glob(f"{damaged_id}.json.aside-*")
+        assert (aside / "letter").read_text() == "kept"
+
+
+def test_where_no_head_can_be_read_the_latest_session_is_a_damaged_one(store: LocalStore, root: Path) -> None:
+    damaged = save(store, snapshot(0, 9))
+    make_garbage(head_path(root, damaged))
+    with pytest.raises(DamagedError, match=r"there is no readable session$") as raised:
+        store.find(None)
+    assert f"the head of session {damaged.head.session_id[:12]} is damaged" in raised.value.one_line()
+
+
+def test_a_whole_id_is_meant_even_where_a_stray_file_begins_with_it(store: LocalStore, root: Path) -> None:
+    saved = save(store, snapshot(0, 9))
+    copy = head_path(root, saved).with_stem(f"{saved.head.session_id} copy")
+    shutil.copy(head_path(root, saved), copy)
+    assert store.find(saved.head.session_id) == saved.head
+    with pytest.raises(UsageError, match="is the start of several ids"):
+        store.session_id(saved.head.session_id[:8])
+    store.remove(store.session_id(copy.stem))
+    assert store.heads().heads == (saved.head,)
+
+
+def test_a_stray_file_is_not_taken_for_a_session_by_the_start_of_its_name(
+    store: LocalStore, root: Path
+) -> None:
+    save(store, snapshot(0, 9))
+    make_garbage(root / "v1" / "heads" / "notebook.json")
+    with pytest.raises(DamagedError, match="there is no readable session called 'note'"):
+        store.session_id("note")
+
+
+@pytest.mark.parametrize("make", NO_FILES)
+def test_what_is_no_file_is_damage_and_the_next_whole_save_replaces_it(
+    store: LocalStore, root: Path, make: Make, no_hang: None
+) -> None:
+    saved = save(store, snapshot(0, 29))
+    ref = saved.manifest.blocks[1]
+    path = block_path(root, ref.sha256)
+    put_in_place(path, make)
+    with pytest.raises(DamagedError, match=str(path)):
+        load_snapshot(store, saved.manifest)
+    again = save(store, snapshot(0, 29), saved)
+    assert_equal(load_snapshot(store, again.manifest), snapshot(0, 29))
+    kept = [file.read_text() for file in path.parent.glob("*.aside-*/letter")]
+    assert kept == (["kept"] if make is make_directory else [])
+
+
+@pytest.mark.parametrize("make", [make_garbage, make_loop, os.mkfifo])
+def test_what_is_in_place_of_a_directory_of_blocks_is_set_aside(
+    store: LocalStore, root: Path, make: Make, no_hang: None
+) -> None:
+    saved = save(store, snapshot(0, 29))
+    shard = block_path(root, saved.manifest.blocks[1].sha256).parent
+    shutil.rmtree(shard)
+    make(shard)
+    with pytest.raises(DamagedError):
+        load_snapshot(store, saved.manifest)
+    again = save(store, snapshot(0, 29), saved)
+    assert_equal(load_snapshot(store, again.manifest), snapshot(0, 29))
+    (aside,) = shard.parent.glob("*.aside-*")
+    assert aside.lstat().st_mode != shard.lstat().st_mode
+
+
+@pytest.mark.parametrize("make", NO_FILES)
+def test_what_is_no_file_keeps_no_session_from_being_removed(
+    store: LocalStore, root: Path, make: Make, no_hang: None
+) -> None:
+    keep = save(store, snapshot(0, 20, salt=7), name="keep")
+    kept_files = files(root)
+    gone = save(store, snapshot(0, 29), name="gone")
+    other = save(store, snapshot(0, 20, salt=9), name="other")
+    assert gone.manifest.tail
+    put_in_place(block_path(root, gone.manifest.blocks[0].sha256), make)
+    put_in_place(block_path(root, gone.manifest.tail.sha256), make)
+    make_garbage(root / "v1" / "blocks" / "stray")
+    assert store.remove(other.head.session_id) > 0
+    assert store.remove(gone.head.session_id) > 0
+    left = {name: data for name, data in files(root).items() if not name.endswith(("/letter", "/stray"))}
+    assert left == kept_files
+    assert store.heads().heads == (keep.head,)
+
+
+def test_a_store_in_a_file_is_an_error_and_not_an_empty_store(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("x")
+    for root in (file, file / "below"):
+        for read in (LocalStore(root).heads, lambda root=root: LocalStore(root).find(None)):
+            with pytest.raises(SatchelError) as raised:
+                read()
+            assert (raised.value.one_line(), raised.value.exit_code) == (f"{file} is not a directory", 1)
+        with pytest.raises(SatchelError, match=r"cannot write .*: Not a directory"):
+            save(LocalStore(root), snapshot(0, 9))
+    assert file.read_text() == "x"
+
+
+@pytest.mark.parametrize("make", [None, make_garbage, *NO_FILES])
+def test_a_damaged_manifest_gives_way_to_the_one_before_and_saving_goes_on(
+    store: LocalStore, root: Path, make: Make | None, no_hang: None
+) -> None:
+    save(store, snapshot(0, 35), name="other")
+    one = save(store, snapshot(0, 29))
+    two = save(store, snapshot(24, 30), one)
+    three = save(store, snapshot(24, 41), two)
+    path = root / "v1" / "manifests" / three.head.manifest
+    path.unlink()
+    if make:
+        make(path)
+    assert store.sweep() == 0
+    opened = open_session(store, "notes")
+    assert (opened.head, opened.manifest, opened.earlier) == (three.head, two.manifest, two.head.manifest)
+    assert opened.notice and opened.notice.endswith(": 'notes' goes on from the save before, with 1 messages")
+    assert_equal(load_snapshot(store, opened.manifest), snapshot(0, 30))
+
+    four = save(store, snapshot(24, 43), opened)
+    assert (four.head.generation, four.manifest.parent) == (4, two.head.manifest)
+    store.sweep()
+    assert open_session(store, "notes") == four
+    assert_equal(load_snapshot(store, four.manifest), snapshot(0, 43))
+    assert_equal(load_snapshot(store, two.manifest), snapshot(0, 30))
+
+
+def test_without_an_earlier_whole_manifest_the_damage_is_reported(store: LocalStore, root: Path) -> None:
+    one = save(store, snapshot(0, 29))
+    fork = save(store, snapshot(24, 30), one, name="fork", fork=True)  # its parent is another session's
+    two = save(store, snapshot(24, 31), one)
+    manifests = root / "v1" / "manifests"
+    make_garbage(manifests / fork.head.manifest)
+    with pytest.raises(DamagedError, match=f"manifest {fork.head.manifest[:12]} is damaged"):
+        open_session(store, "fork")
+    make_garbage(manifests / two.head.manifest)
+    make_garbage(manifests / one.head.manifest)
+    with pytest.raises(DamagedError, match=f"manifest {two.head.manifest[:12]} is damaged"):
+        open_session(store, "notes")
+
+
+def test_what_was_never_committed_does_not_stand_in_for_a_damaged_manifest(
+    store: LocalStore, root: Path
+) -> None:
+    one = save(store, snapshot(0, 29))
+    two = save(store, snapshot(24, 30), one)
+    store.put_manifest(two.manifest.model_copy(update={"generation": 3}))
+    make_garbage(root / "v1" / "manifests" / two.head.manifest)
+    assert open_session(store, "notes").manifest == one.manifest
 
 
 # Between processes

@@ -154,8 +154,16 @@ def test_a_damaged_digest_record_is_made_again(tmp_path: Path, monkeypatch: pyte
     file.write_bytes(b"abc")
     right = file_sha256(file)
     (record,) = (tmp_path / "cache" / "digests").iterdir()
-    record.write_text("")
-    assert file_sha256(file) == right
+    for damaged in (b"", b"\xff" * 64):
+        record.write_bytes(damaged)
+        assert file_sha256(file) == right
+
+
+def test_a_digest_needs_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"abc")
+    monkeypatch.setenv("SATCHEL_CACHE", str(file))
+    assert file_sha256(file).startswith("ba7816bf")
 
 
 # --- what is refused ---------------------------------------------------------------------------------------
@@ -197,6 +205,22 @@ def test_a_folder_without_a_model(tmp_path: Path) -> None:
     assert "has no config.json" in refusal(str(tmp_path), NotFoundError)
 
 
+@pytest.mark.parametrize("name", ["a" * 300, "/".join(["a"] * 5000)])
+def test_a_name_longer_than_the_system_takes(name: str) -> None:
+    line = refusal(name, NotFoundError)
+    assert line.startswith(f"the model '{name[:200]}' cannot be read: File name too long; name `embedded`, ")
+
+
+def test_the_home_of_nobody() -> None:
+    assert refusal("~nosuchuser/x", UsageError).startswith("'~nosuchuser/x' names no home directory")
+
+
+def test_a_configuration_that_is_a_directory(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    (folder / "config.json").mkdir()
+    assert refusal(str(folder), DamagedError) == f"{folder / 'config.json'} cannot be read: Is a directory"
+
+
 def test_a_folder_without_weights(folder: Path) -> None:
     (folder / "model-00001.safetensors").unlink()
     assert "has no model*.safetensors" in refusal(str(folder), NotFoundError)
@@ -215,7 +239,9 @@ def test_a_model_that_brings_its_own_code(folder: Path) -> None:
     assert "its own Python code" in refusal(str(folder), UsageError)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model_type": 3}', '{"model_type": "llama"}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", "{}", '{"model_type": 3}', '{"model_type": "llama"}', "[" * 100_000]
+)
 def test_a_damaged_configuration(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)
     refusal(str(folder), DamagedError)

@@ -299,6 +299,7 @@ def test_a_model_with_recurrent_layers_is_resumed_exactly(
     assert resumed == whole
 
 
+@pytest.mark.usefixtures("last_token_alone")
 @pytest.mark.parametrize("context", [pytest.param(40, marks=pytest.mark.slow), 520])
 def test_a_model_with_sliding_windows_is_resumed_exactly(
     open_manager: Open, gemma: LoadedModel, context: int
@@ -447,7 +448,7 @@ def test_a_full_context_is_one_clear_line_and_leaves_the_session_as_it_is(
     tokens = len(encode(tiny, prompt_text(session, TEXT[:1000])))
     assert full.value.one_line() == (
         f"the context is full: this message would make {tokens} tokens, and the model takes 100; "
-        "/new starts another session; this one stays as it is"
+        "shorten it, or start a new session"
     )
     assert (session.messages, session.token_ids) == before
     say(session, "Short?")
@@ -503,13 +504,13 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def make_unreadable(path: Path) -> None:
+def make_directory(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
 @pytest.mark.parametrize("which", ["block", "tail"])
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink, make_unreadable])
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, Path.unlink, make_directory])
 def test_damaged_state_is_read_again_and_written_anew(
     open_manager: Open, tiny: LoadedModel, satchel_home: Path, damage: Callable[[Path], None], which: str
 ) -> None:
@@ -529,8 +530,6 @@ def test_damaged_state_is_read_again_and_written_anew(
     assert (opened.messages, opened.token_ids, opened.reused_tokens) == (session.messages, [], 0)
     from_cold = cold(opened)
     assert say(opened, "And then?") == say(from_cold, "And then?")
-    if path.is_dir():
-        path.rmdir()
     opened.save()
     again = open_manager(tiny).open("talk")
     assert again.notices == []
@@ -588,6 +587,32 @@ def test_a_damaged_manifest_is_an_error(
     with pytest.raises(error, match=f"manifest {manifest_id[:12]} is") as raised:
         open_manager(tiny).open("talk")
     assert raised.value.exit_code == exit_code
+
+
+def test_a_damaged_manifest_gives_way_to_the_save_before_with_its_state(
+    open_manager: Open, tiny: LoadedModel, satchel_home: Path
+) -> None:
+    session = open_manager(tiny).new()
+    say(session, TEXT[:3000])
+    session.save("talk")
+    before = open_manager(tiny).open("talk")
+    say(session, "And then?")
+    session.save()
+    manifest_id = session.manager.store.find("talk").manifest
+    flip_a_bit(satchel_home / "v1" / "manifests" / manifest_id)
+
+    opened = open_manager(tiny).open("talk")
+    assert opened.notices == [
+        f"manifest {manifest_id[:12]} is damaged: its SHA-256 is another: "
+        "'talk' goes on from the save before, with 2 messages"
+    ]
+    assert opened.messages == before.messages == session.messages[:2]
+    assert_same_state(opened, before)
+    say(opened, "And now?")
+    opened.save()
+    again = open_manager(tiny).open("talk")
+    assert (again.notices, again.id, again.messages) == ([], session.id, opened.messages)
+    assert_same_state(again, opened)
 
 
 # State of another model or another kind (D2)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from satchel.config.paths import expand
 from satchel.config.settings import Settings, load_settings
 from satchel.errors import UsageError
 
@@ -87,6 +88,38 @@ def test_a_file_that_is_not_toml_is_named_with_the_line(config):
     config.write_text("model = \n")
     assert complaint().startswith(f"{config} is not valid TOML: ")
     assert "line 1" in complaint()
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000])
+def test_a_file_that_python_refuses_to_parse_is_named(config, value):
+    config.write_text(f"seed = {value}\n")
+    assert complaint().startswith(f"{config} is not valid TOML: ")
+
+
+def test_a_number_too_long_to_print_is_named(config):
+    config.write_text(f"seed = 0x{'f' * 5000}\n")
+    assert complaint().startswith(f"{config}: seed is a number of thousands of digits; Input should be less")
+
+
+def test_a_seed_has_64_bits(config, monkeypatch):
+    monkeypatch.setenv("SATCHEL_SEED", str(2**64 - 1))
+    assert load_settings().seed == 18446744073709551615
+    monkeypatch.setenv("SATCHEL_SEED", str(2**64))
+    assert complaint() == (
+        "environment: SATCHEL_SEED is '18446744073709551616'; Input should be less than 18446744073709551616"
+    )
+
+
+@pytest.mark.parametrize("key", ["temperature", "top_p"])
+def test_no_number_is_no_setting(config, key):
+    assert complaint({key: float("nan")}) == f"options: {key} is nan; Input should be a finite number"
+
+
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "~no\0user/x"])
+def test_a_home_that_is_not_known_is_named(name):
+    with pytest.raises(UsageError) as raised:
+        expand(name)
+    assert raised.value.one_line() == f"{name!r} names no home directory; write the path from / on"
 
 
 def test_settings_cannot_be_changed_after_loading(config):

@@ -15,7 +15,7 @@ import pyte
 import pytest
 
 COLOUR = re.compile(rb"\x1b\[[\d;]*m")
-LEFT, BACKSPACE, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[D", "\x7f", "\x03", "\x04", "\x1b\r"
+UP, LEFT, BACKSPACE, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[A", "\x1b[D", "\x7f", "\x03", "\x04", "\x1b\r"
 
 STORY = "Tell me a long story about a lighthouse."
 
@@ -147,6 +147,43 @@ def test_a_notice_does_not_stand_in_the_middle_of_an_answer(environment):
         " answer",
         "12 tokens at 8.2/s · 5 read, 398 kept",
     ]
+
+
+def test_a_notice_ends_the_line_of_an_answer_that_goes_to_the_same_file(environment):
+    code = (
+        "from satchel.agent.events import *\n"
+        "from satchel.terminal.render import Renderer\n"
+        "Renderer().turn([TextDelta('a place'), Notice('saved as a fork'), TurnDone('stop', None)])\n"
+    )
+    drawn = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    assert drawn.stdout == b"a place\nsaved as a fork\n"
+
+
+PROMPT_TWICE = (
+    "from pathlib import Path\n"
+    "from satchel.terminal.prompt import MessagePrompt\n"
+    "prompt = MessagePrompt(Path({history!r}))\n"
+    "print('got', [prompt.read(), prompt.read()])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("limit_kib", "history"), [(0, "history"), ("unlimited", "no-directory/history"), ("unlimited", "dir")]
+)
+def test_a_history_that_cannot_be_kept_on_disk_is_kept_in_memory(environment, tmp_path, limit_kib, history):
+    (tmp_path / "no-directory").write_text("")
+    (tmp_path / "dir").mkdir()
+    code = PROMPT_TWICE.format(history=str(tmp_path / history))
+    limited = f'ulimit -f {limit_kib}; exec "$0" -c "$1"'
+    terminal = Terminal(["bash", "-c", limited, sys.executable, code], environment)
+    terminal.wait(terminal.prompt_is_ready)
+    terminal.child.send("first\r")
+    terminal.wait_for("> first\n>")
+    terminal.child.send(f"{UP}\r")
+    assert terminal.exit_code() == 0
+    assert "got ['first', 'first']" in terminal.lines()
 
 
 @pytest.mark.parametrize(("total", "bar"), [(2000, True), (200, False)])

@@ -110,7 +110,10 @@ def _new(desk: Desk, argument: str) -> Iterator[Outcome]:
 
 def _sessions(desk: Desk, argument: str) -> Iterator[Outcome]:
     listed = desk.manager.store.heads()
-    yield session_table(listed.heads) if listed.heads else Notice("no sessions are stored yet")
+    if listed.heads:
+        yield session_table(listed.heads)
+    elif not listed.damaged:
+        yield Notice("no sessions are stored yet")
     yield from map(Notice, listed.damaged)
 
 

@@ -15,12 +15,13 @@ Reading takes no lock.
 from __future__ import annotations
 
 import contextlib
-import difflib
-from dataclasses import dataclass
+import heapq
+import os
 from itertools import count
 from pathlib import Path
 
 from satchel.cache_store.frame import object_id
+from satchel.cache_store.head_list import HeadList
 from satchel.cache_store.lock import FileLock
 from satchel.cache_store.manifest import (
     MAX_HEAD_BYTES,
@@ -34,9 +35,9 @@ from satchel.cache_store.manifest import (
 )
 from satchel.cache_store.names import MAX_LENGTH, name_key, validate_name
 from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
-from satchel.files import TEMPORARY_PREFIX, atomic_write, delete_file, list_dir, read_file
+from satchel.files import TEMPORARY_PREFIX, atomic_write, delete_file, list_dir, read_file, set_aside
 
-MIN_ID_PREFIX = 4  # hex digits of a session id that are taken for one
+MAX_SEARCHED = 1000  # manifests, for an earlier one of a session
 
 
 class HeadMovedError(SatchelError):
@@ -46,14 +47,6 @@ class HeadMovedError(SatchelError):
         change = "changed" if current else "removed"
         super().__init__(f"session {name!r} was {change} by another Satchel in the meantime")
         self.current = current
-
-
-@dataclass(frozen=True, slots=True)
-class HeadList:
-    """The sessions, newest first, and one line for each head that cannot be read."""
-
-    heads: tuple[Head, ...]
-    damaged: tuple[str, ...]
 
 
 class LocalStore:
@@ -108,55 +101,65 @@ class LocalStore:
         path = self._manifests / manifest_id
         return decode_manifest(_get(path, manifest_id, "manifest", MAX_MANIFEST_BYTES))
 
+    def earlier_manifest(self, head: Head) -> tuple[str, Manifest] | None:
+        """The newest whole manifest of `head`'s session from before `head`, and its id first.
+
+        Looks through the `MAX_SEARCHED` manifests written last: a head does not name its manifest's parent.
+        """
+        found, newest = None, 0
+        for path in heapq.nlargest(MAX_SEARCHED, list_dir(self._manifests), key=_modified_s):
+            with contextlib.suppress(SatchelError):
+                manifest = self.get_manifest(path.name)
+                if manifest.session_id == head.session_id and newest < manifest.generation < head.generation:
+                    found, newest = (path.name, manifest), manifest.generation
+        return found
+
     # Heads
 
     def heads(self) -> HeadList:
         """All sessions. Reads the heads only."""
-        heads, damaged = [], []
+        heads: list[Head] = []
+        faults: dict[str, str] = {}
         for path in list_dir(self._heads):
             if path.suffix != ".json":
                 continue
             try:
                 head = self.head(path.stem)
-            except DamagedError as err:
-                damaged.append(err.one_line())
+            except SatchelError as err:
+                faults[path.stem] = err.one_line()
             else:
                 heads += [head] if head else []  # removed while we were reading
         heads.sort(key=lambda head: (head.updated_at, head.session_id), reverse=True)
-        return HeadList(tuple(heads), tuple(damaged))
+        return HeadList(tuple(heads), faults)
 
     def head(self, session_id: str) -> Head | None:
         """
         Raises:
             DamagedError: the head is there and cannot be read.
         """
-        data = read_file(self._head_path(session_id), MAX_HEAD_BYTES)
-        return None if data is None else decode_head(data, session_id)
+        try:
+            data = read_file(self._head_path(session_id), MAX_HEAD_BYTES)
+            return None if data is None else decode_head(data, session_id)
+        except DamagedError as err:
+            hint = f"restore the file, or give the session up with `satchel sessions rm {session_id}`"
+            raise DamagedError(str(err), hint) from err
 
     def find(self, wanted: str | None) -> Head:
-        """The session of this name (in any case) or id or start of an id; the latest one for None.
+        """The session that `session_id` finds.
 
         Raises:
-            NotFoundError: there is none; names what is near.
-            UsageError: the start of an id fits several sessions.
+            NotFoundError, UsageError: as `session_id`.
+            DamagedError: as `session_id`; also when the head found is damaged.
         """
-        heads = self.heads().heads
-        if not heads:
-            raise NotFoundError("no session is saved yet")
-        if wanted is None:
-            return heads[0]
-        by_key = {name_key(head.name): head for head in reversed(heads)}
-        if head := by_key.get(name_key(wanted)):
-            return head
-        fitting = [head for head in heads if head.session_id.startswith(wanted)]
-        if len(wanted) >= MIN_ID_PREFIX and fitting:
-            if len(fitting) > 1:
-                names = ", ".join(head.name for head in fitting)
-                raise UsageError(f"{wanted!r} is the start of several ids", f"the sessions are {names}")
-            return fitting[0]
-        near = difflib.get_close_matches(name_key(wanted), by_key, n=3)
-        hint = f"near it are {', '.join(by_key[key].name for key in near)}" if near else ""
-        raise NotFoundError(f"no session is called {wanted!r}", hint)
+        session_id = self.session_id(wanted)
+        head = self.head(session_id)
+        if head is None:
+            raise _no_session(session_id)
+        return head
+
+    def session_id(self, wanted: str | None) -> str:
+        """As `HeadList.session_id`: also of a session whose head is damaged, so that it can be removed."""
+        return self.heads().session_id(wanted)
 
     def free_name(self, wanted: str) -> str:
         """`wanted` if no session has it, else the first of `wanted-2`, `wanted-3`, … that is free."""
@@ -206,16 +209,19 @@ class LocalStore:
     # Deleting
 
     def remove(self, session_id: str) -> int:
-        """Delete a session and what only it used; the bytes freed.
+        """Delete a session, be its head damaged or not, and what only it used; the bytes freed.
 
         Raises:
             NotFoundError: there is no such session.
         """
         with self._lock:
             path = self._head_path(session_id)
-            if not path.exists():
+            if not os.path.lexists(path):
                 raise _no_session(session_id)
-            delete_file(path, durable=True)
+            if _is_real_dir(path):
+                set_aside(path)
+            else:
+                delete_file(path, durable=True)
             return self.sweep()
 
     def drop_superseded(self, manifest: Manifest) -> None:
@@ -240,22 +246,28 @@ class LocalStore:
     def sweep(self) -> int:
         """Delete every file that no session refers to, such as a killed save leaves; the bytes freed.
 
-        Deletes nothing while a head or a current manifest is damaged: what it refers to is not known.
+        Deletes nothing while a head or a current manifest cannot be read: what it refers to is not known.
+        What is no file, or what the disk refuses to delete, stays: a session that was removed is removed.
         """
         with self._lock:
             listed = self.heads()
-            if listed.damaged:
+            if listed.faults:
                 return 0
             live: set[str] = set()
             for head in listed.heads:
                 try:
                     live |= self._references(head.manifest)
-                except (NotFoundError, DamagedError):
+                except SatchelError:
                     return 0
-            stored = [path for shard in list_dir(self._blocks) for path in list_dir(shard)]
-            stored += list_dir(self._manifests)
-            leftover = [path for path in list_dir(self._heads) if path.name.startswith(TEMPORARY_PREFIX)]
-            return sum(delete_file(path) for path in (*stored, *leftover) if path.name not in live)
+            stored = [path for path in list_dir(self._heads) if path.name.startswith(TEMPORARY_PREFIX)]
+            freed = 0
+            for folder in (*list_dir(self._blocks), self._manifests):
+                with contextlib.suppress(SatchelError):
+                    stored += list_dir(folder)
+            for path in stored:
+                with contextlib.suppress(SatchelError):
+                    freed += 0 if path.name in live else delete_file(path)
+            return freed
 
     def _references(self, manifest_id: str) -> set[str]:
         """Ids that a session's current manifest keeps alive: itself, its parent's, and their objects."""
@@ -284,6 +296,18 @@ class LocalStore:
         return self._heads / f"{session_id}.json"
 
 
+def _modified_s(path: Path) -> float:
+    try:
+        return path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_real_dir(path: Path) -> bool:
+    """Not a link to one: a link is replaced and deleted like a file."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def _no_session(session_id: str) -> NotFoundError:
     return NotFoundError(f"there is no session {session_id[:12]}")
 
@@ -294,11 +318,18 @@ def _objects(manifest: Manifest) -> set[str]:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Write `data` unless it is there. A damaged file of the same name is not: it is replaced."""
+    """Write `data` unless it is there. A damaged file of the same name is not: it is replaced.
+
+    A directory in its place, or anything else in place of its directory, is set aside.
+    """
     try:
         present = read_file(path, max_bytes=len(data))
     except DamagedError:
         present = None
+        if _is_real_dir(path):
+            set_aside(path)
+        elif os.path.lexists(path.parent) and not path.parent.is_dir():
+            set_aside(path.parent)
     if present != data:
         atomic_write(path, data)
 

@@ -19,7 +19,7 @@ from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import BlockRef, Head, Manifest, Message, TailRef
 from satchel.cache_store.names import validate_name
 from satchel.cache_store.snapshot import ROOT, Block, Snapshot, chain_key, identity_digest
-from satchel.errors import DamagedError
+from satchel.errors import DamagedError, NotFoundError
 
 TOKENS = "tokens"  # the array that holds an object's token ids, next to the engine's own
 
@@ -28,21 +28,38 @@ _WORKERS = min(8, os.cpu_count() or 1)
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A session as it is in the store: the base of the next save."""
+    """A session as it is in the store: the base of the next save.
+
+    Attributes:
+        head: the session's head.
+        manifest: the one that `head` names; where that is damaged or missing, the newest before it.
+        earlier: the id of `manifest`, if it is one before.
+        notice: a line for the user that says so.
+    """
 
     head: Head
     manifest: Manifest
+    earlier: str | None = None
+    notice: str | None = None
 
 
 def open_session(store: LocalStore, wanted: str | None) -> Saved:
-    """The session that `store.find(wanted)` finds, without its arrays.
+    """The session that `store.find(wanted)` finds, without its arrays; as last saved whole, if damaged.
 
     Raises:
-        NotFoundError, UsageError: as `find`; also when the manifest is missing.
-        DamagedError: the manifest is damaged.
+        NotFoundError, UsageError, DamagedError: as `find`; also when the manifest is missing or damaged,
+            and so is every one before it.
     """
     head = store.find(wanted)
-    return Saved(head, store.get_manifest(head.manifest))
+    try:
+        return Saved(head, store.get_manifest(head.manifest))
+    except (NotFoundError, DamagedError) as err:
+        found = store.earlier_manifest(head)
+        if found is None:
+            raise
+        earlier, manifest = found
+        notice = f"{err}: {head.name!r} goes on from the save before, with {len(manifest.messages)} messages"
+        return Saved(head, manifest, earlier, notice)
 
 
 def save_snapshot(
@@ -83,7 +100,7 @@ def save_snapshot(
             session_id=session_id,
             name=name,
             generation=continued.head.generation + 1 if continued else 1,
-            parent=base.head.manifest if base else None,
+            parent=(base.earlier or base.head.manifest) if base else None,
             created_at=datetime.now(UTC),
             model_name=model_name,
             profile_name=profile_name,

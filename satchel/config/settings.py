@@ -28,9 +28,10 @@ class Settings(BaseModel):
     model: Annotated[str, Field(min_length=1)] = "embedded"
     kv_profile: str = DEFAULT_PROFILE
     max_tokens: Annotated[int, Field(ge=1)] = 1024
-    temperature: Annotated[float, Field(ge=0, le=5)] | None = None  # None: as the model's makers recommend
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
+    # None: as the model's makers recommend
+    temperature: Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None  # MLX's are 64 bits wide
     system_prompt: str = ""  # empty: what the model's chat template says by itself
     auto_save: bool = True
     prefill_step: Annotated[int, Field(ge=1)] = 512
@@ -59,7 +60,7 @@ def _from_file() -> dict[str, object]:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+    except (ValueError, RecursionError) as err:  # bytes, syntax, huge integers; deep nesting
         raise UsageError(f"{path} is not valid TOML: {err}") from err
     except OSError as err:
         raise UsageError(f"{path} cannot be read: {err.strerror}") from err
@@ -91,4 +92,11 @@ def _usage_error(err: ValidationError, source: str, name: Callable[[str], str] =
         near = difflib.get_close_matches(key, Settings.model_fields, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(Settings.model_fields)}"
         return UsageError(f"{source}: there is no setting {key!r}", hint)
-    return UsageError(f"{source}: {name(key)} is {first['input']!r}", first["msg"])
+    return UsageError(f"{source}: {name(key)} is {_shown(first['input'])}", first["msg"])
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)
+    except ValueError:  # TOML's hexadecimal integers may be longer than Python prints
+        return "a number of thousands of digits"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,13 @@ def file_sha256(path: Path) -> str:
     stat = path.stat()
     key = text_sha256(f"{path}\n{stat.st_size}\n{stat.st_mtime_ns}")
     record = cache_dir() / "digests" / key
-    if record.is_file() and len(known := record.read_text()) == 64:
-        return known
+    # Without its record a digest is only slower.
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if len(known := record.read_text()) == 64:
+            return known
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with atomic_file(record) as work:
+    with contextlib.suppress(OSError), atomic_file(record) as work:
         work.write_text(digest)
     return digest
 

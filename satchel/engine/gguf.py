@@ -36,6 +36,7 @@ def convert_gguf(source: Path, target: Path) -> None:
         DamagedError: the file is no GGUF, is cut short, or contradicts itself.
         UsageError: an architecture, tokenizer or tensor type that is not supported; the hint lists those
             that are.
+        OSError: the disk is full, ….
     """
     file = read_gguf(source)
     config = mlx_config(file)
@@ -43,12 +44,12 @@ def convert_gguf(source: Path, target: Path) -> None:
     stops = stop_token_ids(file.metadata)
     with atomic_folder(target) as folder:
         for number, shard in enumerate(_shards(_mlx_tensors(file, config)), 1):
-            mx.save_safetensors(str(folder / f"model-{number:05}.safetensors"), shard, {"format": "mlx"})
+            _save_shard(folder / f"model-{number:05}.safetensors", shard)
         if quantisation := _quantisation(file):
             config["quantization"] = quantisation
         _write_json(folder / "config.json", config | {"eos_token_id": stops})
         _write_json(folder / "tokenizer_config.json", tokenizer_config(file.metadata))
-        tokenizer.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
 
 
 def _quantisation(file: GGUFFile) -> dict[str, Any] | None:
@@ -169,6 +170,13 @@ def _shards(tensors: Iterator[tuple[str, mx.array]]) -> Iterator[dict[str, mx.ar
             shard = {}
     if shard:
         yield shard
+
+
+def _save_shard(path: Path, shard: dict[str, mx.array]) -> None:
+    try:
+        mx.save_safetensors(str(path), shard, {"format": "mlx"})
+    except RuntimeError as err:  # MLX's word for a full disk
+        raise OSError(str(err)) from err
 
 
 def _write_json(path: Path, value: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from satchel.config.paths import cache_dir
+from satchel.config.paths import MAX_SHOWN, cache_access, cache_dir, expand
 from satchel.engine.device import Device, activation_dtype, cache_dtype, current_device, should_dequantise
 from satchel.engine.digests import file_sha256, files_sha256, json_sha256
 from satchel.engine.embedded import GGUF_SHA256, find_embedded_gguf
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 EMBEDDED = "embedded"
+NAMES = "name `embedded`, an MLX model folder, a GGUF file, or a hub model as owner/repository"
 CONVERTER = 1  # raise it when `convert_gguf` writes something else, so that old conversions are made again
 FALLBACK_CONTEXT = 4096  # tokens, for a configuration that names no length
 TOKENIZER_FILES = (
@@ -85,8 +86,14 @@ def load_model(name: str, progress: Callable[[str], None] | None = None) -> Load
         NetworkError: a hub model that is not on this machine, and no network.
         UsageError: a kind of model that is not supported.
         DamagedError: files that cannot be read as what they claim to be.
+        SatchelError: the cache directory cannot be used.
     """
-    path = _model_folder(name, progress or (lambda line: None))
+    try:
+        path = _model_folder(name, progress or (lambda line: None))
+    except OSError as err:
+        raise NotFoundError(
+            f"the model {name[:MAX_SHOWN]!r} cannot be read: {err.strerror or err}", NAMES
+        ) from err
     _check_supported(path)
     import mlx_lm.utils
     from mlx_lm.tokenizer_utils import load as load_tokenizer
@@ -100,6 +107,7 @@ def load_model(name: str, progress: Callable[[str], None] | None = None) -> Load
             path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id")
         )
         mx.eval(model.parameters())
+        fingerprint = _fingerprint(path, config, tokenizer)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as err:
         # What mlx-lm, MLX and transformers raise for files that contradict themselves or are cut short.
         reason = " ".join(str(err).split())[:200]
@@ -111,7 +119,7 @@ def load_model(name: str, progress: Callable[[str], None] | None = None) -> Load
         tokenizer=tokenizer,
         config=config,
         args=model.args,
-        fingerprint=_fingerprint(path, config, tokenizer),
+        fingerprint=fingerprint,
         dtype=dtype,
         cache_dtype=cache_dtype(dtype),
         device=device,
@@ -126,19 +134,17 @@ def _model_folder(name: str, report: Callable[[str], None]) -> Path:
         if source is None:
             raise NotFoundError("the embedded model is not installed", "run `satchel model pull embedded`")
         return _converted(source, GGUF_SHA256, report)
-    path = Path(name).expanduser()
+    path = expand(name)
     if path.is_dir():
         return path
     if path.is_file():
         return _converted(path, file_sha256(path), report)
     if is_hub_name(name):
         return fetch_from_hub(name, report)
-    raise NotFoundError(
-        f"there is no model {name!r}",
-        "name `embedded`, an MLX model folder, a GGUF file, or a hub model as owner/repository",
-    )
+    raise NotFoundError(f"there is no model {name!r}", NAMES)
 
 
+@cache_access()
 def _converted(source: Path, digest: str, report: Callable[[str], None]) -> Path:
     """The model folder made of a GGUF file whose SHA-256 is `digest`; made at the first call, then found."""
     target = cache_dir() / "models" / f"{digest[:32]}-{CONVERTER}"
@@ -156,7 +162,9 @@ def _check_supported(path: Path) -> None:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError as err:
         raise NotFoundError(f"{path} has no config.json, so it is no MLX model folder") from err
-    except ValueError as err:
+    except OSError as err:
+        raise DamagedError(f"{path / 'config.json'} cannot be read: {err.strerror or err}") from err
+    except (ValueError, RecursionError) as err:
         raise DamagedError(f"{path / 'config.json'} is not JSON ({err})") from err
     model_type = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(model_type, str):

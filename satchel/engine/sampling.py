@@ -9,11 +9,14 @@ from typing import Annotated
 
 import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from satchel.engine.generate import LogitsProcessor, Sampler
 
 PENALTY_TOKENS = 64  # how far back a repetition counts
+# A temperature or nucleus below this leaves the likeliest token alone anyway; far below it, float32 overflows
+# (logits divided by the one) or underflows (the other), and what is drawn is random.
+NEGLIGIBLE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class Sampling:
         if self.seed is not None:
             mx.random.seed(self.seed)
         sample: Sampler = make_sampler(
-            temp=self.temperature, top_p=self.top_p if self.top_p < 1 else 0.0, top_k=self.top_k
+            temp=self.temperature if self.temperature >= NEGLIGIBLE else 0.0,
+            top_p=max(self.top_p, NEGLIGIBLE) if self.top_p < 1 else 0.0,
+            top_k=self.top_k,
         )
         return sample
 
@@ -68,5 +73,5 @@ def recommended(folder: Path) -> Sampling:
             name: given[name] for name in Sampling.__dataclass_fields__ if name in given and name != "seed"
         }
         return TypeAdapter(Sampling).validate_python(known)
-    except (OSError, ValueError, TypeError, ValidationError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return Sampling()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,11 +43,23 @@ class MessagePrompt:
 
 
 def _history(path: Path | None) -> History:
+    """The history in the file at `path`; in memory where there is none, or it cannot be made or read."""
     if path is None:
         return InMemoryHistory()
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
-    return FileHistory(path)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return _FileHistory(path)
+
+
+class _FileHistory(FileHistory):
+    """Goes on in memory where the disk refuses a message: a talk never ends for its history."""
+
+    def store_string(self, string: str) -> None:
+        with contextlib.suppress(OSError):
+            super().store_string(string)
 
 
 def _key_bindings() -> KeyBindings:

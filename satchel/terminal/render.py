@@ -72,8 +72,7 @@ class Renderer:
         self._say(f"satchel: {text}", style="")
 
     def _say(self, text: str, style: str) -> None:
-        if self._interactive:
-            self._end_line()
+        self._end_line()
         self._console.print(sanitize_line(text), style=style, markup=False, emoji=False, soft_wrap=True)
 
     def _end_line(self) -> None:
