@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.llama import Model, ModelArgs
+from tiny_models import tiny_llama
 
 from satchel.config.profiles import PROFILES
 from satchel.engine import generate as generate_module
@@ -28,16 +28,7 @@ Event = Progress | Delta | Finished
 @pytest.fixture(scope="module")
 def tiny(smollm: LoadedModel) -> LoadedModel:
     """A small random model with SmolLM2's tokenizer, for what does not depend on what is said."""
-    args = ModelArgs(
-        model_type="llama",
-        hidden_size=32,
-        num_hidden_layers=1,
-        intermediate_size=32,
-        num_attention_heads=1,
-        rms_norm_eps=1e-5,
-        vocab_size=len(smollm.tokenizer),
-    )
-    return replace(smollm, name="tiny", model=Model(args), args=args)
+    return replace(smollm, name="tiny", model=tiny_llama(layers=1, vocabulary=len(smollm.tokenizer)))
 
 
 def new_state(model: LoadedModel) -> KVState:

@@ -13,7 +13,9 @@ from mlx_lm.models.cache import RotatingKVCache
 VOCABULARY = 97
 
 
-def tiny_llama(head_dim: int = 64, layers: int = 2, kv_heads: int = 2, **changes: Any) -> nn.Module:
+def tiny_llama(
+    head_dim: int = 64, layers: int = 2, kv_heads: int = 2, vocabulary: int = VOCABULARY, **changes: Any
+) -> nn.Module:
     """Full attention in every layer, three query heads a KV head."""
     args = llama.ModelArgs(
         model_type="llama",
@@ -24,7 +26,7 @@ def tiny_llama(head_dim: int = 64, layers: int = 2, kv_heads: int = 2, **changes
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=1e-5,
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         **changes,
     )
     return _random(llama.Model(args))
