@@ -257,8 +257,12 @@ def pull_model(name: Annotated[str, typer.Argument(help="Only `embedded` needs p
         raise UsageError(
             f"{name!r} cannot be pulled", "only `embedded`; hub models come with --model at first use"
         )
-    from satchel.engine.embedded import pull_embedded
+    from satchel.engine.embedded import find_embedded_gguf, pull_embedded
 
+    if found := find_embedded_gguf():
+        _report("the embedded model is here already")
+        print(sanitize_line(str(found)))
+        return
     print(sanitize_line(str(pull_embedded(_report))))
 
 
@@ -273,7 +277,7 @@ def doctor() -> None:
     facts = {
         "satchel": f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}",
         "device": device.kind,
-        "BLAS": device.blas or "MLX's own",
+        "BLAS": f"OpenBLAS ({device.blas})" if device.blas else "MLX's own",
         "memory": f"{device.memory_bytes / 1e9:.1f} GB",
         "embedded model": find_embedded_gguf() or "missing: satchel model pull embedded",
         "settings": paths.config_file(),

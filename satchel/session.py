@@ -185,7 +185,11 @@ class Session:
         assert self._saved is not None
         manifest = self._saved.manifest
         identity = self.manager.identity(self._state)
-        if differing := identity_differences(manifest.identity, identity):
+        differing = identity_differences(manifest.identity, identity)
+        if differing and manifest.profile_name != self.profile.name:
+            differing = [name for name in differing if not name.startswith("kv.")]  # those follow from it
+            differing.append(f"KV profile ({manifest.profile_name})")
+        if differing:
             self.notices.append(
                 f"saved with another {', '.join(differing)}: the context is read again with the next message"
             )

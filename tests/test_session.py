@@ -653,7 +653,7 @@ def test_state_of_another_profile_is_named_and_read_again(
     say(session, TEXT[:3000])
     session.save("talk")
     opened = open_manager(tiny, other).open("talk", get_profile(other))
-    assert_misses(opened, session, "kv.profile")
+    assert_misses(opened, session, "saved with another KV profile (turbo4): ")
     assert opened.manager.store.find("talk").profile_name == other
 
 
