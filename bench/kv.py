@@ -78,17 +78,6 @@ def compare(exact: np.ndarray, other: np.ndarray, targets: np.ndarray) -> tuple[
     return float(kl.mean()), float(np.quantile(kl, 0.99)), float(agree), float(ratio)
 
 
-def held_bits(caches: list[Any]) -> float:
-    """Bits really held per key or value coordinate of the attention layers."""
-    elements = held = 0
-    for cache in caches:
-        keys, values = (x[0] if isinstance(x, tuple | list) else x for x in (cache.keys, cache.values))
-        del values
-        held += cache.nbytes
-        elements += cache.offset * keys.shape[1] * 2
-    return 8 * held / elements
-
-
 def quality(model: LoadedModel, named: dict[str, Caches], tokens: int, chunk: int) -> list[list[Any]]:
     prefill, rows = tokens * 3 // 4, []
     for text, token_ids in texts(model, tokens).items():
