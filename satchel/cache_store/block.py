@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from satchel.cache_store import frame
-from satchel.cache_store.packing import ALIGNMENT, ArraySpec, pack_arrays, unpack_arrays
+from satchel.cache_store.packing import ALIGNMENT, ArraySpec, breaks, pack_arrays, unpack_arrays
 from satchel.cache_store.record import Record
 from satchel.cache_store.snapshot import canonical_json
 from satchel.errors import DamagedError, SatchelError
@@ -49,7 +49,8 @@ def encode_object(kind: Kind, meta: Mapping[str, Any], arrays: Mapping[str, np.n
     if len(envelope) > MAX_ENVELOPE_BYTES - ALIGNMENT:
         raise SatchelError(f"a description of {len(envelope)} bytes is beyond what the store takes")
     envelope += b" " * (-(_PREFIX.size + len(envelope)) % ALIGNMENT)
-    return frame.compress(_PREFIX.pack(_MAGIC, VERSION, len(envelope)) + envelope + npz, MAX_OBJECT_BYTES)
+    head = _PREFIX.pack(_MAGIC, VERSION, len(envelope)) + envelope
+    return frame.compress(head + npz, MAX_OBJECT_BYTES, [len(head) + place for place in breaks(npz, specs)])
 
 
 def decode_object(data: bytes, kind: Kind) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
