@@ -101,3 +101,33 @@ def test_an_empty_table_holds_nothing():
 @pytest.mark.parametrize("rope", [None, nn.Identity(), nn.RoPE(0), nn.RoPE(7), nn.ALiBi(), "rope"])
 def test_what_is_no_rotary_embedding_has_no_table(rope: object):
     assert RopeTable.of(rope) is None
+
+
+class Mislabelled(nn.Module):
+    """Turns pairs of neighbours and says that it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dims, self.traditional = HEAD_DIM, False
+        self._inner = nn.RoPE(HEAD_DIM, traditional=True)
+
+    def __call__(self, x: mx.array, offset: int = 0) -> mx.array:
+        return self._inner(x, offset=offset)
+
+
+def test_what_a_rope_does_counts_and_not_what_it_says():
+    assert table_of(Mislabelled()).traditional
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [lambda x, offset: x * (1 + offset * mx.arange(HEAD_DIM)), lambda x: x, lambda x, offset: x[..., :4]],
+)
+def test_what_does_not_turn_pairs_has_no_table(rope: Callable[..., mx.array]):
+    class Other:
+        dims = HEAD_DIM
+
+        def __call__(self, *args: mx.array, **kwargs: int) -> mx.array:
+            return rope(*args, **kwargs)
+
+    assert RopeTable.of(Other()) is None

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -18,13 +18,26 @@ from mlx.utils import tree_flatten
 
 from satchel.config.profiles import get_profile
 from satchel.engine.kv_state import KVFactory, KVState
-from satchel.engine.snapshot_io import Part, export_block, export_tail, restore, settled_tokens
+from satchel.engine.snapshot_io import (
+    NonFiniteError,
+    Part,
+    export_block,
+    export_tail,
+    restore,
+    settled_tokens,
+)
 
 BLOCK = 256
 CONTEXTS = (1, 3, 5, 127, 129, 192, 193, 255, 256, 257, 1000)
 PROFILES = ("turbo4", "k8v4", "v-only", "k4v16", "exact")
+CODECS = (
+    "turbo2", "turbo3", "turbo8", "affine2/32", "affine3/64", "affine4/32", "affine8/128",
+    "tq-mse1", "tq-mse2", "tq-mse3", "tq-mse4", "tq-prod2", "tq-prod3", "tq-prod4",
+    "qjl1", "qjl3+qjl3", "qjl8+turbo3", "polar", "exact+tq-prod3", "tq-mse3+exact",
+)  # fmt: skip
 MODELS = {
     "llama": tiny_models.tiny_llama,
+    "four layers": partial(tiny_models.tiny_llama, layers=4),
     "biased": tiny_models.tiny_biased,
     "gemma3": tiny_models.tiny_gemma3,
     "qwen35": tiny_models.tiny_qwen35,
@@ -50,6 +63,18 @@ def read(model: nn.Module, state: KVState, start: int, stop: int, chunk: int = 5
 def read_state(model: str, profile: str, tokens: int) -> KVState:
     state = factory(model).new(get_profile(profile))
     read(factory(model).model, state, 0, tokens)
+    return state
+
+
+def fed_state(profile: str, x: mx.array, dtype: mx.Dtype = mx.float16) -> KVState:
+    """A state whose layers all hold keys and values `x` (1, 2, T, 64), 300 tokens at a time."""
+    state = factory("llama", dtype).new(get_profile(profile))
+    for layer in state.caches:
+        for start in range(0, x.shape[2], 300):
+            new = x[:, :, start : start + 300].astype(dtype)
+            layer.update_and_fetch(new, new)
+            if hasattr(layer, "attend"):
+                layer.attend(mx.zeros((1, 6, new.shape[2], 64)), 1.0, None)
     return state
 
 
@@ -112,7 +137,7 @@ def assert_resumes(model: str, profile: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", CONTEXTS)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["llama", "biased", "gemma3", "qwen35", "nemotron"])
 def test_resume_is_bit_exact_at_every_length(model: str, tokens: int):
     assert_resumes(model, "turbo4", tokens)
 
@@ -122,6 +147,17 @@ def test_resume_is_bit_exact_at_every_length(model: str, tokens: int):
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
 def test_resume_is_bit_exact_with_every_profile(model: str, profile: str, tokens: int):
     assert_resumes(model, profile, tokens)
+
+
+@pytest.mark.parametrize("profile", CODECS)
+def test_resume_is_bit_exact_with_every_codec(profile: str):
+    assert_resumes("llama", profile, 500)
+
+
+@pytest.mark.parametrize("profile", ["turbo2", "k4v3,boundary=1", "polar,boundary=1", "k4v4,raised=0.2"])
+@pytest.mark.parametrize("tokens", [5, 300, 600])
+def test_layers_of_one_state_may_have_different_codecs(profile: str, tokens: int):
+    assert_resumes("four layers", profile, tokens)
 
 
 @pytest.mark.slow
@@ -143,25 +179,40 @@ def test_an_empty_state_is_an_empty_state(model: str):
     assert mx.array_equal(expected, actual)
 
 
-@pytest.mark.parametrize("profile", ["turbo4", "exact"])
-def test_bfloat16_travels_bit_for_bit(profile: str):
-    made = factory("llama", mx.bfloat16)
-    state, resumed = made.new(get_profile(profile)), made.new(get_profile(profile))
-    for layer in state.caches:
-        x = mx.random.normal((1, 2, 600, 64)).astype(mx.bfloat16)
-        layer.update_and_fetch(x, x)
-        if profile != "exact":
-            layer.attend(mx.zeros((1, 6, 600, 64)), 1.0, None)
-    if profile == "exact":
-        for layer in state.seen:  # as a model in bfloat16 leaves them
-            layer.keys, layer.values = layer.keys.astype(mx.bfloat16), layer.values.astype(mx.bfloat16)
+@pytest.mark.parametrize(
+    ("profile", "rows"),
+    [
+        ("turbo4", []),  # its grids are float16 always
+        ("affine4", ["scale", "bias"]),
+        ("tq-mse3", ["scale"]),
+        ("tq-prod3", ["norm", "residual"]),
+        ("qjl3+qjl3", ["norm"]),
+        ("polar", ["radius"]),
+    ],
+)
+def test_bfloat16_travels_bit_for_bit(profile: str, rows: list[str]):
+    state = fed_state(profile, mx.random.normal((1, 2, 600, 64)), mx.bfloat16)
     parts = export(state, 600)
-    sixteen = {name for part in parts for name in part.meta["dtypes"]}
-    expected = {"g0.k.sink", "g0.k.window", "g0.k.scale", "g0.k.bias"} if profile == "turbo4" else {"g0.k.x"}
-    assert sixteen == expected | {name.replace(".k.", ".v.") for name in expected}
+    assert {name for part in parts for name in part.meta["dtypes"]} == {
+        f"g0.{side}.{name}" for side in "kv" for name in ["sink", "window", *rows]
+    }
     assert all(part.arrays[name].dtype == np.uint16 for part in parts for name in part.meta["dtypes"])
+    resumed = factory("llama", mx.bfloat16).new(get_profile(profile))
     restore(resumed, [travelled(part) for part in parts])
     assert_same(state, resumed)
+
+
+def test_bfloat16_of_an_exact_state_travels_bit_for_bit():
+    state = fed_state("exact", mx.random.normal((1, 2, 600, 64)), mx.bfloat16)
+    for layer in state.seen:  # as a model in bfloat16 leaves them
+        layer.keys, layer.values = layer.keys.astype(mx.bfloat16), layer.values.astype(mx.bfloat16)
+    parts = export(state, 600)
+    assert {name for part in parts for name in part.meta["dtypes"]} == {"g0.k.x", "g0.v.x"}
+    assert all(array.dtype == np.uint16 for part in parts for array in part.arrays.values())
+    resumed = factory("llama", mx.bfloat16).new(get_profile("exact"))
+    restore(resumed, [travelled(part) for part in parts])
+    assert_same(state, resumed)
+    factory.cache_clear()  # its `seen` were changed
 
 
 def test_layers_of_different_shapes_are_grouped_apart():
@@ -210,26 +261,55 @@ def test_turning_means_travel():
 
 
 def test_arrays_of_a_part():
-    """Two layers, two KV heads of 64 at 4 bits: 8 words, one scale and one bias a token."""
+    """Two layers, two KV heads of 64 at 4 bits: 8 words and one grid a token."""
     first, second, third, tail = export(read_state("llama", "turbo4", 1000), 1000)
-    per_token = {"codes": ((2, 2, 256, 8), "uint32"), "scale": ((2, 2, 256, 1), "float16")}
-    per_token["bias"] = per_token["scale"]
+    per_token = {"codes": ((2, 2, 256, 8), "uint32"), "grid": ((2, 2, 256, 1), "float16")}
     shapes = {name: (array.shape, array.dtype.name) for name, array in second.arrays.items()}
     assert shapes == {f"g0.{side}.{name}": like for side in "kv" for name, like in per_token.items()}
     assert (first.start, first.stop, third.start, third.stop) == (0, 256, 512, 768)
     assert set(first.arrays) - set(second.arrays) == {
-        f"g0.{side}.{name}" for side in "kv" for name in ("sink", "mean", "turns")
+        f"g0.{side}.{name}" for side in "kv" for name in ("sink", "mean", "turns", "noise")
     }
     assert first.arrays["g0.k.sink"].shape == (2, 2, 4, 64)
     assert first.arrays["g0.k.codes"].shape == (2, 2, 252, 8)
     assert first.arrays["g0.k.mean"].shape == (2, 2, 1, 64)
+    assert first.arrays["g0.k.noise"].shape == (2, 2, 1, 1)
     assert (tail.start, tail.stop) == (768, 1000)
     assert tail.arrays["g0.k.codes"].shape == (2, 2, 68, 8)
     assert tail.arrays["g0.k.window"].shape == (2, 2, 164, 64)
     assert tail.meta["groups"] == second.meta["groups"] == [[0, 1]]
 
 
-@pytest.mark.parametrize("profile", ["turbo4", "turbo3", "v-only", "exact"])
+@pytest.mark.parametrize(
+    ("profile", "arrays"),
+    [
+        ("turbo3", {"codes": (6, "uint32"), "grid": (1, "float16")}),
+        ("affine3/32", {"codes": (6, "uint32"), "scale": (2, "float16"), "bias": (2, "float16")}),
+        ("tq-mse3", {"codes": (24, "uint8"), "scale": (1, "float16")}),
+        (
+            "tq-prod3",
+            {
+                "codes": (16, "uint8"),
+                "signs": (8, "uint8"),
+                "norm": (1, "float16"),
+                "residual": (1, "float16"),
+            },
+        ),
+        ("qjl3+qjl3", {"signs": (24, "uint8"), "norm": (1, "float16")}),
+        ("polar", {"codes": (23, "uint8"), "radius": (4, "float16")}),
+    ],
+)
+def test_arrays_of_each_codec(profile: str, arrays: dict[str, tuple[int, str]]):
+    _, second, _ = export(read_state("four layers", profile + ",raised=9", 800), 800)
+    shapes = {name: (array.shape, array.dtype.name) for name, array in second.arrays.items()}
+    assert shapes == {
+        f"g0.{side}.{name}": ((4, 2, 256, width), dtype)
+        for side in "kv"
+        for name, (width, dtype) in arrays.items()
+    }
+
+
+@pytest.mark.parametrize("profile", ["turbo4", "turbo3", "v-only", "exact", "tq-prod3", "qjl2", "polar"])
 @pytest.mark.parametrize("model", ["llama", "gemma3"])
 def test_a_block_is_the_same_whenever_it_is_exported(model: str, profile: str):
     state, blocks = factory(model).new(get_profile(profile)), []
@@ -259,6 +339,24 @@ def test_a_trimmed_state_travels_too(kept: int):
     assert_same(state, resumed)
 
 
+@pytest.mark.parametrize("profile", ["turbo4", "k4v3,boundary=1", "turbo2", "k2v2,boundary=1,sink=0"])
+def test_a_tail_without_body_tokens_goes_with_its_blocks(profile: str):
+    """Layers of different codecs look alike in it."""
+    state = read_state("four layers", profile, 1000)
+    assert state.trim(1000 - 256)
+    block, tail = export(state, 256)
+    assert (block.start, block.stop, tail.start, tail.stop) == (0, 256, 256, 256)
+    assert_same(state, restored("four layers", profile, [block, tail]))
+
+
+@pytest.mark.parametrize("profile", ["tq-mse3", "tq-prod2", "qjl4", "polar", "affine3/32"])
+@pytest.mark.parametrize("kept", [2, 100, 300])
+def test_a_trimmed_state_of_every_codec_travels_too(profile: str, kept: int):
+    state = read_state("llama", profile, 500)
+    assert state.trim(500 - kept)
+    assert_same(state, restored("llama", profile, export(state, kept)))
+
+
 def test_a_restored_state_holds_what_it_reports():
     parts = export(read_state("llama", "turbo4", 1000), 1000)
     factory("llama")
@@ -268,36 +366,76 @@ def test_a_restored_state_holds_what_it_reports():
     assert mx.get_active_memory() - before <= state.nbytes + 16_384 * len(arrays)
 
 
+# -- values that are not finite ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("token", [2, 100, 400, 599], ids=["sink", "first body", "later body", "window"])
+@pytest.mark.parametrize("profile", ["turbo4", *CODECS, "exact"])
+def test_what_is_not_finite_is_not_saved(profile: str, token: int, bad: float):
+    x = np.random.default_rng(1).standard_normal((1, 2, 600, 64)).astype(np.float32)
+    x[0, 1, token, 63] = bad
+    with pytest.raises(NonFiniteError):
+        export(fed_state(profile, mx.array(x)), 600)
+
+
+@pytest.mark.parametrize(
+    ("profile", "saved"),
+    [
+        ("exact", True),
+        ("turbo4", True),
+        ("affine4", True),
+        ("tq-mse4", False),
+        ("tq-prod4", False),
+        ("qjl4+exact", False),
+        ("polar", False),
+    ],
+)
+def test_what_is_too_large_for_its_norms_is_not_saved(profile: str, saved: bool):
+    """60,000 is a float16, and the norm of 64, or of 16, such coordinates is none."""
+    x = np.random.default_rng(1).standard_normal((1, 2, 600, 64)).astype(np.float32)
+    x[:, :, 400] = 60_000
+    state = fed_state(profile, mx.array(x))
+    if saved:
+        parts = export(state, 600)
+        assert all(np.isfinite(array).all() for part in parts for array in part.arrays.values())
+    else:
+        with pytest.raises(NonFiniteError, match="infinite or not numbers"):
+            export(state, 600)
+
+
 # -- hostile parts -------------------------------------------------------------------------------------
 
 Change = Callable[[list[Part]], object]  # in place, or to the list it returns
-HELD_TWICE = ("mean", "turns")  # by the first part and by the tail, whose own are used
+HELD_TWICE = ("mean", "turns", "noise")  # by the first part and by the tail, whose own are used
 
 
 @cache
-def good_parts(model: str) -> list[Part]:
+def good_parts(model: str, profile: str = "turbo4") -> list[Part]:
     """Two blocks and a tail."""
-    return export(read_state(model, "turbo4", 800), 800)
+    return export(read_state(model, profile, 800), 800)
 
 
-def refuse(model: str, change: Change) -> None:
+def refuse(model: str, change: Change, profile: str = "turbo4") -> None:
     parts = [
         Part(part.start, part.stop, dict(part.arrays), deepcopy(dict(part.meta)))
-        for part in good_parts(model)
+        for part in good_parts(model, profile)
     ]
     changed = change(parts)
     parts = changed if isinstance(changed, list) else parts
     with pytest.raises(ValueError):
-        restore(factory(model).new(get_profile("turbo4")), parts)
+        restore(factory(model).new(get_profile(profile)), parts)
 
 
-def each_array(part: int, new: Callable[[np.ndarray], Any]) -> list[tuple[str, Change]]:
+def each_array(
+    part: int, new: Callable[[np.ndarray], Any], profile: str = "turbo4"
+) -> list[tuple[str, Change]]:
     """A change for every array of a part of the llama state."""
 
     def change(name: str) -> Change:
         return lambda parts: parts[part].arrays.update({name: new(parts[part].arrays[name])})
 
-    return [(name, change(name)) for name in good_parts("llama")[part].arrays]
+    return [(name, change(name)) for name in good_parts("llama", profile)[part].arrays]
 
 
 RESHAPES: dict[str, Callable[[np.ndarray], Any]] = {
@@ -333,6 +471,23 @@ def test_arrays_of_wrong_shape_or_dtype_are_refused(part: int, reshape: Callable
             refuse("llama", change)
 
 
+@pytest.mark.parametrize("reshape", RESHAPES.values(), ids=RESHAPES.keys())
+@pytest.mark.parametrize("profile", ["tq-prod3+affine3/32", "qjl2+polar", "tq-mse3+exact"])
+def test_rows_of_wrong_shape_or_dtype_are_refused(profile: str, reshape: Callable[[np.ndarray], Any]):
+    for _, change in each_array(1, reshape, profile):
+        refuse("llama", change, profile)
+
+
+@pytest.mark.parametrize("profile", ["turbo4", "tq-prod3+affine3/32", "qjl2+polar", "exact"])
+def test_arrays_missing_everywhere_are_refused(profile: str):
+    for name in {name for part in good_parts("llama", profile) for name in part.arrays}:
+        refuse(
+            "llama",
+            lambda parts, name=name: [part.arrays.pop(name, None) for part in parts] and None,
+            profile,
+        )
+
+
 @pytest.mark.parametrize("part", [0, 1, 2])
 def test_missing_arrays_are_refused(part: int):
     for name in good_parts("llama")[part].arrays:
@@ -340,7 +495,7 @@ def test_missing_arrays_are_refused(part: int):
             refuse("llama", lambda parts, name=name: without(parts[part].arrays, name))
 
 
-@pytest.mark.parametrize("name", ["g0.k.mean", "g0.v.turns"])
+@pytest.mark.parametrize("name", ["g0.k.mean", "g0.v.turns", "g0.k.noise"])
 def test_a_missing_mean_is_refused(name: str):
     refuse("llama", lambda parts: [without(part.arrays, name) for part in (parts[0], parts[2])] and None)
 
@@ -349,8 +504,8 @@ def test_a_missing_mean_is_refused(name: str):
 def test_arrays_of_another_plain_dtype_are_refused(dtype: str):
     for part, names in (
         (0, ["k.sink", "v.codes"]),
-        (1, ["k.codes", "v.scale", "k.bias"]),
-        (2, ["v.window", "k.mean"]),
+        (1, ["k.codes", "v.grid"]),
+        (2, ["v.window", "k.mean", "v.noise"]),
     ):
         for name in names:
             array = good_parts("llama")[part].arrays[f"g0.{name}"]
@@ -473,6 +628,9 @@ def test_parts_of_another_profile_or_model_are_refused():
         ("llama", "turbo3"),
         ("llama", "exact"),
         ("llama", "v-only"),
+        ("llama", "affine4"),
+        ("llama", "tq-mse4"),
+        ("llama", "polar"),
         ("gemma3", "turbo4"),
         ("qwen35", "turbo4"),
     ):

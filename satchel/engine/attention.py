@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import scaled_dot_product_attention as mlx_lm_attention
 
-from satchel.engine.kv_cache import TurboQuantKVCache
+from satchel.engine.kv_cache import Pending, TurboQuantKVCache
 
 NAME = "scaled_dot_product_attention"
 
@@ -28,8 +28,16 @@ def dispatch_attention(
     mask: mx.array | str | None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """`mlx_lm.models.base.scaled_dot_product_attention` that knows our cache."""
+    """`mlx_lm.models.base.scaled_dot_product_attention` that knows our cache.
+
+    Raises:
+        TypeError: `keys` and `values` are not what that cache stands for. A model that takes its keys as
+            values too (latent attention), or attends to another layer's, must not get this cache's own.
+    """
     if isinstance(cache, TurboQuantKVCache):
+        ours = all(isinstance(x, Pending) and x.cache is cache for x in (keys, values))
+        if not ours or keys is values:
+            raise TypeError("attention to other arrays than the keys and values of its compressed cache")
         return cache.attend(queries, scale, mask, sinks)
     return mlx_lm_attention(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
 

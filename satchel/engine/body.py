@@ -1,7 +1,7 @@
 """The body of a layer's cache: the tokens between sink and window, of keys or of values.
 
-`QuantisedBody` holds codes, with the mean of each (layer, head) taken out first; `ExactBody` holds 16-bit
-floats. Both answer the same three questions: scores of queries, a weighted sum, and the dense vectors.
+`CodedBody` holds a codec's rows, `ExactBody` 16-bit floats. Both answer the same questions: scores of
+queries, a weighted sum, the dense vectors, and how much the error of coded keys lowers a score's exponential.
 """
 
 from __future__ import annotations
@@ -11,20 +11,30 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from satchel.engine.device import dense_matmul_rows
+from satchel.config.profiles import EXACT, CodecSpec
+from satchel.engine.codecs.base import Codec
+from satchel.engine.codecs.registry import codec_for
 from satchel.engine.rope_table import RopeTable
-from satchel.engine.turboquant import Rotation, dequantize, quantize
 
+CENTRED = ("turbo",)  # codecs whose vectors lose their mean first
 # A de-rotated mean costs a matmul per step, so it must leave clearly less key energy than the plain mean.
 DEROTATED_GAIN = 0.9
-PACKED = ("codes", "scale", "bias")
+
+Layout = dict[str, tuple[mx.Dtype, int]]  # name to dtype and width of arrays (B, n_kv_heads, T, width)
 
 
 class Body(Protocol):
     """Vectors of the body's tokens; positions start at `start`, the first token after the sink."""
 
+    mean_turns: bool
+
+    rope: RopeTable | None
+
     @property
     def tokens(self) -> int: ...
+
+    def deviation(self, x: mx.array, position: int) -> mx.array:
+        """x (B, n_kv_heads, T, head_dim) from `position` on, less the mean that an empty body would take."""
 
     def append(self, exact: mx.array, start: int, count: int) -> None:
         """Take over tokens [start, start + count) of `exact` (B, n_kv_heads, T, head_dim)."""
@@ -35,6 +45,15 @@ class Body(Protocol):
 
     def scores(self, queries: mx.array, start: int) -> mx.array:
         """q . x for queries (B, n_kv_heads, N, head_dim): (B, n_kv_heads, N, tokens)."""
+
+    def lift(self, queries: mx.array) -> mx.array | None:
+        """What to add to all scores of the body, (B, n_kv_heads, N, 1), for a softmax right on average.
+
+        A grid fitted by least squares gives the vector that is expected, x = E[k | codes], with an error e of
+        known size v a coordinate in every direction. A token's weight is then E[exp(q . k)] =
+        exp(q . x) * E[exp(q . e)] = exp(q . x + v |q|^2 / 2) for a Gaussian error: without the second term,
+        compressed tokens lose weight against exact ones. None where there is nothing to add.
+        """
 
     def mix(self, weights: mx.array) -> mx.array:
         """The sum of x by weights (B, n_kv_heads, N, tokens): (B, n_kv_heads, N, head_dim)."""
@@ -48,19 +67,31 @@ class Body(Protocol):
     def load(self, arrays: Mapping[str, mx.array]) -> None:
         """The opposite of `arrays`."""
 
-    def layout(self, head_dim: int, dtype: mx.Dtype) -> dict[str, tuple[mx.Dtype, int]]:
-        """Name to dtype and width of the arrays that hold a row a token, (B, n_kv_heads, tokens, width)."""
+    def layout(self, head_dim: int) -> Layout:
+        """The arrays that hold a row a token."""
+
+    def fixed_layout(self, head_dim: int) -> Layout:
+        """The arrays that hold one row, fixed when the first tokens came."""
+
+    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
+        """Whether all that `rows`, some of `arrays`, stand for is finite, a bool () array."""
 
 
 class ExactBody:
-    """16-bit floats, as they came."""
+    """16-bit floats of `dtype`, as they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: mx.Dtype) -> None:
+        self.dtype = dtype
+        self.mean_turns = False
+        self.rope: RopeTable | None = None
         self.x: mx.array | None = None
 
     @property
     def tokens(self) -> int:
         return 0 if self.x is None else self.x.shape[2]
+
+    def deviation(self, x: mx.array, position: int) -> mx.array:
+        return x
 
     def append(self, exact: mx.array, start: int, count: int) -> None:
         new = exact[:, :, start : start + count]
@@ -76,6 +107,9 @@ class ExactBody:
     def scores(self, queries: mx.array, start: int) -> mx.array:
         return queries @ self._held().astype(queries.dtype).swapaxes(-1, -2)
 
+    def lift(self, queries: mx.array) -> mx.array | None:
+        return None
+
     def mix(self, weights: mx.array) -> mx.array:
         return weights @ self._held().astype(weights.dtype)
 
@@ -88,136 +122,144 @@ class ExactBody:
     def load(self, arrays: Mapping[str, mx.array]) -> None:
         self.x = arrays["x"]
 
-    def layout(self, head_dim: int, dtype: mx.Dtype) -> dict[str, tuple[mx.Dtype, int]]:
-        return {"x": (dtype, head_dim)}
+    def layout(self, head_dim: int) -> Layout:
+        return {"x": (self.dtype, head_dim)}
+
+    def fixed_layout(self, head_dim: int) -> Layout:
+        return {}
+
+    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
+        return mx.isfinite(rows["x"]).all()
 
     def _held(self) -> mx.array:
         assert self.x is not None
         return self.x
 
 
-class QuantisedBody:
-    """Codes of the rotated, mean-free vectors.
+class CodedBody:
+    """Rows of a codec: of vectors less their mean for the codecs of `CENTRED`, else of vectors as they are.
 
     The mean is fixed by the first tokens that come and kept. With `rope` (keys) it is the mean of the keys as
     they were before their rotary embedding, turned to each position, where that leaves less energy: a bias of
     the key projection turns with the position, and a plain mean catches its slow channels only.
     """
 
-    def __init__(self, bits: int, scale_dtype: mx.Dtype, rope: RopeTable | None) -> None:
-        self.bits = bits
-        self.scale_dtype = scale_dtype
+    def __init__(self, spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None) -> None:
+        self.spec = spec
+        self.dtype = dtype
         self.rope = rope
         self.mean_turns = False
-        self._rotation: Rotation | None = None
         self._mean: mx.array | None = None  # (B, n_kv_heads, 1, head_dim) float32
-        # codes (B, n_kv_heads, tokens, padded_dim * bits / 32) uint32; scale, bias (..., tokens, groups)
-        self._packed: tuple[mx.array, ...] | None = None
+        self._noise: mx.array | None = None  # (B, n_kv_heads, 1, 1) float32
+        self._rows: dict[str, mx.array] = {}  # (B, n_kv_heads, tokens, width) each
+        self._codec: Codec | None = None
 
     @property
     def tokens(self) -> int:
-        return 0 if self._packed is None else self._packed[0].shape[2]
+        return next((rows.shape[2] for rows in self._rows.values()), 0)
 
-    @property
-    def mean(self) -> mx.array:
-        assert self._mean is not None
-        return self._mean
+    def codec(self, head_dim: int) -> Codec:
+        if self._codec is None:
+            self._codec = codec_for(self.spec, head_dim, self.dtype)
+        return self._codec
 
-    @property
-    def rotation(self) -> Rotation:
-        if self._rotation is None:
-            self._rotation = Rotation.fixed(self.mean.shape[-1], self.bits)
-        return self._rotation
+    def deviation(self, x: mx.array, position: int) -> mx.array:
+        mean, turns = self._choose_mean(x, position)
+        return x - self._turned(mean, turns, position, position + x.shape[2])
 
     def append(self, exact: mx.array, start: int, count: int) -> None:
         position = start + self.tokens
-        if self._mean is None:
-            self._fix_mean(exact[:, :, start:].astype(mx.float32), position)
-        x = exact[:, :, start : start + count].astype(mx.float32)
-        rotated = self.rotation.apply(x - self._means(position, position + count))
-        new = quantize(rotated, self.bits, self.rotation.group_size, self.scale_dtype)
-        if self._packed is None:
-            self._packed = new
+        codec = self.codec(exact.shape[3])
+        first = not self._rows
+        if first and self.spec.codec in CENTRED:
+            known = exact[:, :, start:].astype(mx.float32)
+            self._mean, self.mean_turns = self._choose_mean(known, position)
+        x = exact[:, :, start : start + count].astype(mx.float32) - self._means(position, position + count)
+        new = codec.encode(x)
+        if first:
+            self._rows = new
+            if self._mean is not None:
+                self._noise = mx.square(x - codec.decode(new)).mean((2, 3), keepdims=True)
         else:
-            pairs = zip(self._packed, new, strict=True)
-            self._packed = tuple(mx.concatenate([held, added], axis=2) for held, added in pairs)
+            self._rows = {name: mx.concatenate([self._rows[name], new[name]], axis=2) for name in new}
 
     def trim(self, n: int) -> None:
-        if n and self._packed is not None:
+        if n:
             kept = self.tokens - n
-            self._packed = tuple(mx.contiguous(array[:, :, :kept]) for array in self._packed)
+            self._rows = {name: mx.contiguous(rows[:, :, :kept]) for name, rows in self._rows.items()}
 
     def clear(self) -> None:
-        self._mean = self._packed = None
+        self._mean = self._noise = None
+        self._rows = {}
         self.mean_turns = False
 
     def scores(self, queries: mx.array, start: int) -> mx.array:
-        scores = self._matmul(self.rotation.apply(queries), transpose=True)
+        scores = self.codec(queries.shape[3]).scores(queries, self._rows)
+        if self._mean is None:
+            return scores
         if self.mean_turns and self.rope is not None:
-            return scores + self.rope.dot(queries, self.mean, start, start + self.tokens).astype(scores.dtype)
-        return scores + (queries * self.mean.astype(queries.dtype)).sum(-1, keepdims=True)
+            return scores + self.rope.dot(queries, self._mean, start, start + self.tokens).astype(
+                scores.dtype
+            )
+        return scores + (queries * self._mean.astype(queries.dtype)).sum(-1, keepdims=True)
+
+    def lift(self, queries: mx.array) -> mx.array | None:
+        if self._noise is None:
+            return None
+        return mx.square(queries).sum(-1, keepdims=True) * (0.5 * self._noise)
 
     def mix(self, weights: mx.array) -> mx.array:
-        mixed = self.rotation.invert(self._matmul(weights, transpose=False))
-        return mixed + weights.sum(-1, keepdims=True) * self.mean.astype(weights.dtype)
+        mixed = self._held().mix(weights, self._rows)
+        if self._mean is None:
+            return mixed
+        return mixed + weights.sum(-1, keepdims=True) * self._mean.astype(weights.dtype)
 
     def dense(self, start: int, dtype: mx.Dtype) -> mx.array:
-        x = self.rotation.invert(self._rotated()) + self._means(start, start + self.tokens)
-        return x.astype(dtype)
+        return (self._held().decode(self._rows) + self._means(start, start + self.tokens)).astype(dtype)
 
     def arrays(self) -> dict[str, mx.array]:
-        if self._packed is None:
-            return {}
-        return {"mean": self.mean, **dict(zip(PACKED, self._packed, strict=True))}
+        fixed = {"mean": self._mean, "noise": self._noise} if self._rows else {}
+        return {name: array for name, array in fixed.items() if array is not None} | self._rows
 
     def load(self, arrays: Mapping[str, mx.array]) -> None:
-        self._mean = arrays["mean"]
-        self._packed = tuple(arrays[name] for name in PACKED)
+        rows = dict(arrays)
+        self._mean, self._noise = rows.pop("mean", None), rows.pop("noise", None)
+        self._rows = rows
 
-    def layout(self, head_dim: int, dtype: mx.Dtype) -> dict[str, tuple[mx.Dtype, int]]:
-        rotation = Rotation.fixed(head_dim, self.bits)
-        groups = rotation.padded_dim // rotation.group_size
-        return {
-            "codes": (mx.uint32, rotation.padded_dim * self.bits // 32),
-            "scale": (dtype, groups),
-            "bias": (dtype, groups),
-        }
+    def layout(self, head_dim: int) -> Layout:
+        return self.codec(head_dim).layout()
 
-    def _rotated(self) -> mx.array:
-        """The de-quantised vectors as they are held: mean-free and rotated, float32."""
-        assert self._packed is not None
-        codes, scale, bias = self._packed
-        return dequantize(codes, scale, bias, self.bits, self.rotation.group_size)
-
-    def _matmul(self, x: mx.array, transpose: bool) -> mx.array:
-        """`x @ rotated`, or `x @ rotated.T` with `transpose`, x (B, n_kv_heads, N, tokens or padded_dim)."""
-        if x.shape[2] >= dense_matmul_rows(transpose):
-            rotated = self._rotated().astype(x.dtype)
-            return x @ (rotated.swapaxes(-1, -2) if transpose else rotated)
-        assert self._packed is not None
-        codes, scale, bias = self._packed
-        return mx.quantized_matmul(
-            x,
-            codes,
-            scale,
-            bias,
-            transpose=transpose,
-            group_size=self.rotation.group_size,
-            bits=self.bits,
+    def fixed_layout(self, head_dim: int) -> Layout:
+        return (
+            {"mean": (mx.float32, head_dim), "noise": (mx.float32, 1)} if self.spec.codec in CENTRED else {}
         )
 
-    def _means(self, start: int, stop: int) -> mx.array:
-        if self.mean_turns and self.rope is not None:
-            return self.rope.turn(self.mean, start, stop)
-        return self.mean
+    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
+        return self._held().finite(rows)
 
-    def _fix_mean(self, x: mx.array, position: int) -> None:
+    def _held(self) -> Codec:
+        assert self._codec is not None
+        return self._codec
+
+    def _means(self, start: int, stop: int) -> mx.array:
+        return mx.array(0.0) if self._mean is None else self._turned(self._mean, self.mean_turns, start, stop)
+
+    def _turned(self, mean: mx.array, turns: bool, start: int, stop: int) -> mx.array:
+        return self.rope.turn(mean, start, stop) if turns and self.rope is not None else mean
+
+    def _choose_mean(self, x: mx.array, position: int) -> tuple[mx.array, bool]:
+        """The mean of x (B, n_kv_heads, T, head_dim) from `position` on, and whether it is to be turned."""
         plain = x.mean(2, keepdims=True)
-        self._mean, self.mean_turns = plain, False
         if self.rope is None:
-            return
+            return plain, False
         derotated = self.rope.unturn(x, position).mean(2, keepdims=True)
         left_plain = mx.square(x - plain).sum()
         left_turned = mx.square(x - self.rope.turn(derotated, position, position + x.shape[2])).sum()
         if (left_turned < DEROTATED_GAIN * left_plain).item():
-            self._mean, self.mean_turns = derotated, True
+            return derotated, True
+        return plain, False
+
+
+def new_body(spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None = None) -> Body:
+    """An empty body; `rope` is that of keys, and `dtype` the 16-bit dtype of what is held as floats."""
+    return ExactBody(dtype) if spec == EXACT else CodedBody(spec, dtype, rope)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
-from satchel.config.profiles import EXACT, Profile
-from satchel.engine.body import Body, ExactBody, QuantisedBody
+from satchel.config.profiles import Profile
+from satchel.engine.body import new_body
 from satchel.engine.rope_table import RopeTable
 
 # Up to this many new tokens attend to the packed codes; more de-quantise the body and use fused attention.
@@ -31,7 +31,13 @@ class Pending:
 
 
 class TurboQuantKVCache:
-    """One layer's cache, with mlx-lm's cache contract. Arrays are (B, n_kv_heads, T, ...)."""
+    """One layer's cache, with mlx-lm's cache contract. Arrays are (B, n_kv_heads, T, ...).
+
+    Args:
+        profile: the layer's own (`Profile.for_layer`).
+        dtype: of what is kept exactly.
+        rope: what the layer's rotary embedding does to keys.
+    """
 
     def __init__(self, profile: Profile, dtype: mx.Dtype, rope: RopeTable | None = None) -> None:
         self.profile = profile
@@ -40,8 +46,8 @@ class TurboQuantKVCache:
         self.attended = 0  # `offset` when attention last ran; equal to it unless the model went another way
         self.keys: mx.array | None = None  # (B, n_kv_heads, sink + window, head_dim) in `dtype`
         self.values: mx.array | None = None
-        self.key_body = _new_body(profile.k_bits, dtype, rope)
-        self.value_body = _new_body(profile.v_bits, dtype, None)
+        self.key_body = new_body(profile.keys, dtype, rope)
+        self.value_body = new_body(profile.values, dtype)
 
     # -- what mlx-lm calls ---------------------------------------------------------------------------
 
@@ -141,7 +147,7 @@ class TurboQuantKVCache:
                 queries, *self._dense(queries.dtype), scale=scale, mask=mask, sinks=sinks
             )
         self.attended = self.offset
-        self._move_to_body()
+        self.move_to_body()
         return out
 
     def _attend_packed(self, queries: mx.array, scale: float, mask: mx.array | str | None) -> mx.array:
@@ -154,9 +160,13 @@ class TurboQuantKVCache:
         q = queries.astype(mx.float32) * scale
         q = q.reshape(B, n_kv_heads, -1, head_dim)  # the heads of a group, L rows each
         exact_keys, exact_values = self.keys.astype(q.dtype), self.values.astype(q.dtype)
-        scores = mx.concatenate(
-            [self.key_body.scores(q, self.sink_tokens), q @ exact_keys.swapaxes(-1, -2)], axis=-1
-        )  # (B, n_kv_heads, group * L, body | sink, window)
+        body_scores, exact_scores = self.key_body.scores(q, self.sink_tokens), q @ exact_keys.swapaxes(-1, -2)
+        if (lift := self.key_body.lift(q)) is not None:
+            exact_scores = (
+                exact_scores - lift
+            )  # the softmax is the same as with a lifted body, which is longer
+        scores = mx.concatenate([body_scores, exact_scores], axis=-1)
+        # (B, n_kv_heads, group * L, body | sink, window)
         if mask is not None:
             scores = self._masked(scores, mask, L)
         weights = mx.softmax(scores, axis=-1, precise=True)
@@ -191,7 +201,7 @@ class TurboQuantKVCache:
             for exact, body in ((keys, self.key_body), (values, self.value_body))
         )  # type: ignore[return-value]
 
-    def _move_to_body(self) -> None:
+    def move_to_body(self) -> None:
         """Move the window's oldest tokens into the body, `move` at a time, when it holds `window + move`."""
         sink, window, move = self.profile.sink, self.profile.window, self.profile.move
         surplus = (self.exact_tokens - self.sink_tokens - window) // move * move
@@ -207,7 +217,3 @@ class TurboQuantKVCache:
 
 def _without(exact: mx.array, start: int, count: int) -> mx.array:
     return mx.concatenate([exact[:, :, :start], exact[:, :, start + count :]], axis=2)
-
-
-def _new_body(bits: int, dtype: mx.Dtype, rope: RopeTable | None) -> Body:
-    return ExactBody() if bits == EXACT else QuantisedBody(bits, dtype, rope)

@@ -5,21 +5,30 @@ Knows nothing of texts, sessions or disk. `snapshot_io.py` turns it into plain a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import KVCache, can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    ChunkedKVCache,
+    KVCache,
+    can_trim_prompt_cache,
+    make_prompt_cache,
+    trim_prompt_cache,
+)
 
-from satchel.config.profiles import EXACT, PROFILES, Profile
+from satchel.config.profiles import EXACT, PROFILES, CodecSpec, Profile
 from satchel.engine.attention import route_attention
+from satchel.engine.codecs.registry import codec_for
 from satchel.engine.kv_cache import TurboQuantKVCache
+from satchel.engine.recurrent import is_matrix, rounded
 from satchel.engine.rope_table import RopeTable
-from satchel.engine.turboquant import Rotation
 
 CODEC = "turbo/1"
 PROBE = mx.array([[0, 0]])  # (1, 2) token ids that every vocabulary has
@@ -35,8 +44,13 @@ class KVState:
     profile: Profile
     caches: list[Any]
     seen: list[Any]
-    rope_tables: list[RopeTable] = field(default_factory=list)
     notice: str | None = None
+
+    @property
+    def rope_tables(self) -> list[RopeTable]:
+        """The tables that the layers share, each once."""
+        ropes = [cache.key_body.rope for cache in self.caches if isinstance(cache, TurboQuantKVCache)]
+        return list({id(rope): rope for rope in ropes if rope is not None}.values())
 
     @property
     def nbytes(self) -> int:
@@ -57,24 +71,39 @@ class KVState:
         """Forget the newest `n` tokens; False, with nothing changed, where a layer's state cannot go back."""
         if n == 0:
             return True
-        if not can_trim_prompt_cache(self.caches):
+        if not can_trim_prompt_cache(self.caches) or not all(_holds_chunk(c, n) for c in self.caches):
             return False
         trim_prompt_cache(self.caches, n)
         return True
 
+    def round_recurrent(self) -> None:
+        """Round the recurrent layers' state to what an 8-bit profile stores; otherwise change nothing."""
+        if self.profile.recurrent == 8:
+            for cache in self.caches:
+                if isinstance(cache, ArraysCache):
+                    cache.cache = [rounded(array) if is_matrix(array) else array for array in cache.cache]
+
     def identity(self) -> dict[str, Any]:
         """What decides how keys and values are held: equal for states that can stand for one another."""
-        profile = {k: v for k, v in self.profile.as_dict().items() if k != "name"}
-        compressed = [cache for cache in self.seen if isinstance(cache, TurboQuantKVCache)]
+        compressed = [cache for cache in self.caches if isinstance(cache, TurboQuantKVCache)]
         return {
             "layers": [type(cache).__name__ for cache in self.caches],
             "codec": CODEC,
-            "profile": profile,
+            "profile": self.profile.as_dict(),
             "exact dtypes": sorted({str(cache.dtype) for cache in compressed}),
-            "rotation signs": {
-                dims: signs for cache in compressed for dims, signs in _rotation_signs(cache, self.profile)
-            },
+            "codec constants": self._constants(),
         }
+
+    def _constants(self) -> dict[str, str]:
+        """SHA-256 of what codes can only be read with, by codec and head_dim."""
+        digests: dict[str, str] = {}
+        for cache, seen in zip(self.caches, self.seen, strict=True):
+            if isinstance(cache, TurboQuantKVCache):
+                sides = ((cache.profile.keys, seen.keys), (cache.profile.values, seen.values))
+                for spec, array in (side for side in sides if side[0] != EXACT):
+                    head_dim = array.shape[3]
+                    digests[f"{spec}@{head_dim}"] = _constants_digest(spec, head_dim, cache.dtype)
+        return digests
 
 
 class KVFactory:
@@ -82,12 +111,29 @@ class KVFactory:
 
     Args:
         dtype: the 16-bit dtype of what is held exactly, and of scales and biases.
+        sensitivity: measures how much an error in its keys matters, for each full-attention layer
+            (`calibration.py`). Without it, later layers count as more sensitive.
     """
 
-    def __init__(self, model: nn.Module, dtype: mx.Dtype) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: mx.Dtype,
+        sensitivity: Callable[[KVFactory], Sequence[float]] | None = None,
+    ) -> None:
         self.model = model
         self.dtype = dtype
+        self._measure = sensitivity or (lambda factory: list(range(factory._full_layers)))
         route_attention(model)
+
+    def for_model(self, profile: Profile) -> Profile:
+        """`profile` as this model uses it: with the layers named that have more bits."""
+        return profile.for_model(self._sensitivity) if profile.share and self.compresses else profile
+
+    @property
+    def compresses(self) -> bool:
+        """Whether any of the model's layers can use a compressed cache."""
+        return self._full_layers > 0 and self._seen_compressed is not None
 
     def new(self, profile: Profile) -> KVState:
         """An empty state: `TurboQuantKVCache` in place of every full-attention layer's plain `KVCache`.
@@ -97,7 +143,7 @@ class KVFactory:
         """
         if profile.is_exact:
             return self._exact(profile, None)
-        if not any(type(cache) is KVCache for cache in make_prompt_cache(self.model)):
+        if not self._full_layers:
             return self._exact(
                 profile, "this model has no full-attention layer to compress; its state is kept exactly"
             )
@@ -105,22 +151,33 @@ class KVFactory:
             return self._exact(
                 profile, "this model's attention cannot use a compressed cache; its KV is kept exactly"
             )
-        caches, tables = self._compressed(profile)
-        return KVState(profile, caches, self._seen_compressed, tables)
+        profile = self.for_model(profile)
+        caches = self.compressed(profile)
+        return KVState(profile, caches, self._seen_compressed)
 
     def _exact(self, profile: Profile, notice: str | None) -> KVState:
         return KVState(profile, make_prompt_cache(self.model), self._seen_exact, notice=notice)
 
-    def _compressed(self, profile: Profile) -> tuple[list[Any], list[RopeTable]]:
+    def compressed(self, profile: Profile, kind: type[TurboQuantKVCache] = TurboQuantKVCache) -> list[Any]:
+        """Empty caches, those of `kind` in place of every full-attention layer's plain `KVCache`."""
         caches = make_prompt_cache(self.model)
         tables: dict[tuple[object, ...], RopeTable | None] = {}
         # Layers that share another's keys, or have none, have no cache: the counts may differ.
-        for index, (layer, cache) in enumerate(zip(self.model.layers, caches, strict=False)):
-            if type(cache) is KVCache:
-                rope = _rope_of(layer)
-                table = tables.setdefault(_rope_settings(rope), RopeTable.of(rope))
-                caches[index] = TurboQuantKVCache(profile, self.dtype, table)
-        return caches, [table for table in tables.values() if table is not None]
+        layers = list(zip(self.model.layers, caches, strict=False))
+        full = [index for index, (_, cache) in enumerate(layers) if type(cache) is KVCache]
+        for number, index in enumerate(full):
+            rope = _rope_of(layers[index][0])
+            table = tables.setdefault(_rope_settings(rope), RopeTable.of(rope))
+            caches[index] = kind(profile.for_layer(number, len(full)), self.dtype, table)
+        return caches
+
+    @cached_property
+    def _full_layers(self) -> int:
+        return sum(type(cache) is KVCache for cache in make_prompt_cache(self.model))
+
+    @cached_property
+    def _sensitivity(self) -> Sequence[float]:
+        return self._measure(self)
 
     @cached_property
     def _seen_exact(self) -> list[Any]:
@@ -131,24 +188,30 @@ class KVFactory:
     @cached_property
     def _seen_compressed(self) -> list[Any] | None:
         """Compressed caches after two tokens, or None where the model's attention did not run in them."""
-        caches, _ = self._compressed(PROFILES["turbo4"])
+        caches = self.compressed(PROFILES["turbo4"])
         try:
             mx.eval(self.model(PROBE, cache=caches))
+            mx.eval(self.model(PROBE[:, :1], cache=caches))  # some attend otherwise to a single token
         except (TypeError, AttributeError, ValueError):  # it used the cache's answer as arrays
             return None
         ours = [cache for cache in caches if isinstance(cache, TurboQuantKVCache)]
-        return caches if all(cache.attended == PROBE.size for cache in ours) else None
+        return caches if all(cache.attended == cache.offset == PROBE.size + 1 for cache in ours) else None
 
 
-def _rotation_signs(cache: TurboQuantKVCache, profile: Profile) -> Iterator[tuple[str, str]]:
-    """The sign vectors of a layer's rotations: head_dim and padded size to bits in hex, 1 for -1."""
-    for array, bits in ((cache.keys, profile.k_bits), (cache.values, profile.v_bits)):
-        if array is not None and bits != EXACT:
-            rotation = Rotation.fixed(array.shape[3], bits)
-            yield (
-                f"{rotation.head_dim}/{rotation.padded_dim}",
-                np.packbits(np.array(rotation.signs) < 0).tobytes().hex(),
-            )
+def _holds_chunk(cache: Any, n: int) -> bool:
+    """Whether a cache of chunked attention, less `n` tokens, still has the chunk that it would end in."""
+    if not isinstance(cache, ChunkedKVCache):
+        return True
+    chunk_start = (cache.offset - n) // cache.chunk_size * cache.chunk_size
+    return bool(chunk_start >= cache.start_position)
+
+
+@lru_cache
+def _constants_digest(spec: CodecSpec, head_dim: int, dtype: mx.Dtype) -> str:
+    digest = hashlib.sha256()
+    for name, value in sorted(codec_for(spec, head_dim, dtype).constants().items()):
+        digest.update(f"{name} {len(value)}\n".encode() + value)
+    return digest.hexdigest()
 
 
 def _rope_of(layer: nn.Module) -> object | None:

@@ -13,14 +13,15 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 GROW = 1024  # positions added at a time
+PROBED = (1, 7, 300)  # positions
 
 
 @dataclass(slots=True)
 class RopeTable:
     """cos and sin of each position for a rotary embedding that turns the first `dims` coordinates.
 
-    Coordinate pairs are (i, i + dims / 2), or (2i, 2i + 1) where `traditional`. Whatever `rope` really does,
-    `turn` and `dot` agree with each other, so a layer whose keys turn otherwise loses only the benefit.
+    Coordinate pairs are (i, i + dims / 2), or (2i, 2i + 1) where `traditional`. A pair may also be scaled,
+    cos and sin together, as long-context embeddings do.
     """
 
     rope: Callable[..., mx.array]
@@ -30,11 +31,28 @@ class RopeTable:
 
     @classmethod
     def of(cls, rope: object) -> RopeTable | None:
-        """The table of a layer's `rope` module, or None where it is not of a kind known here."""
+        """The table of a layer's `rope` module, or None where it does not turn pairs of coordinates.
+
+        What the module does to basis vectors decides, not what its attributes say of it.
+        """
         dims = getattr(rope, "dims", getattr(rope, "dim", None))
         if not callable(rope) or not isinstance(dims, int) or dims <= 0 or dims % 2:
             return None
-        return cls(rope, dims, bool(getattr(rope, "traditional", False)))
+        basis = mx.eye(dims)[None, :, None]  # (1, dims, 1, dims): a head for each
+        try:
+            turned = [
+                rope(mx.array(basis), offset=position) for position in PROBED
+            ]  # some write to their input
+        except (TypeError, ValueError):  # it wants other arguments than the usual ones, or other shapes
+            return None
+        if any(array.shape != basis.shape for array in turned):
+            return None
+        for traditional in (False, True):
+            table = cls(rope, dims, traditional)
+            ours = [table.turn(basis, position, position + 1) for position in PROBED]
+            if all(mx.allclose(a, b, atol=1e-4) for a, b in zip(turned, ours, strict=True)):
+                return cls(rope, dims, traditional)
+        return None
 
     @property
     def nbytes(self) -> int:

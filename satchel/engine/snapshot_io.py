@@ -4,31 +4,35 @@ Layers whose arrays look alike form a group and are stacked, so that a file hold
 hundreds of small ones. A *part* is the state of tokens [start, stop): a block holds what never changes again,
 the tail everything after the blocks. bfloat16 travels as its bits in uint16, which the part's meta says.
 
-Per group and side, with n layers: `g0.k.codes` (n, n_kv_heads, T, words), `g0.k.scale` and `g0.k.bias`
-(n, n_kv_heads, T, groups), or `g0.k.x` (n, n_kv_heads, T, head_dim) where a side is exact. The part that
-starts at token 0 also has the sink `g0.k.sink` (n, n_kv_heads, sink, head_dim); it and the tail have the mean
-`g0.k.mean` (n, n_kv_heads, 1, head_dim) and whether it turns, `g0.k.turns` (n,). The tail has the window
-`g0.k.window`.
+Per group and side, with n layers: `g0.k.codes` (n, n_kv_heads, T, words) and `g0.k.grid` (n, n_kv_heads, T,
+groups), or what else the side's codec has, or `g0.k.x` (n, n_kv_heads, T, head_dim) where a side is exact.
+The part that starts at token 0 also has the sink `g0.k.sink` (n, n_kv_heads, sink, head_dim); it and the tail
+have the mean `g0.k.mean` (n, n_kv_heads, 1, head_dim), whether it turns, `g0.k.turns` (n,), and the codes'
+error `g0.k.noise` (n, n_kv_heads, 1, 1). The tail has the window `g0.k.window`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
 
-from satchel.engine.body import Body, QuantisedBody
+from satchel.engine.body import Body
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVState
+from satchel.engine.recurrent import from_bytes, is_matrix, to_bytes
 from satchel.errors import SatchelError
 
 Meta = dict[str, Any]
+FIXED = {"mean", "noise"}  # a body's arrays that hold one row
 # What a state's arrays are made of. MLX narrows or refuses others.
-DTYPES = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "float16", "float32"))
+DTYPES = tuple(
+    np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "int64", "float16", "float32")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +109,11 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
     groups: dict[tuple[object, ...], list[int]] = {}
     for index, layer in pieces.items():
         cache = state.caches[index]
-        # With the head sizes: a block has no window to tell by, and groups must be the same in every part.
+        # With head sizes and codecs: a block has no window to tell by, the tail may have no codes, and groups
+        # must be the same in every part.
         sizes = [(x.shape[1], x.shape[3]) for x in (cache.keys, cache.values)] if layer else []
-        signature = (*sizes, *((name, array.shape, array.dtype) for name, array in layer.items()))
+        codecs = (cache.profile.keys, cache.profile.values) if isinstance(cache, TurboQuantKVCache) else ()
+        signature = (*sizes, *codecs, *((name, array.shape, array.dtype) for name, array in layer.items()))
         groups.setdefault(signature, []).append(index)
     stacked = {
         f"g{number}.{name}": mx.stack([pieces[index][name] for index in layers])
@@ -118,9 +124,11 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
     if tail:
         for index, cache in enumerate(state.caches):
             if index not in pieces:
-                meta["layers"][str(index)] = _encode_tree(cache.state, f"L{index:03d}", stacked)
+                compact = isinstance(cache, ArraysCache) and state.profile.recurrent == 8
+                meta["layers"][str(index)] = _encode_tree(cache.state, f"L{index:03d}", stacked, compact)
     floats = [array for array in stacked.values() if mx.issubdtype(array.dtype, mx.floating)]
     finite = [mx.isfinite(array).all() for array in floats]
+    finite += [flag for index, layer in pieces.items() for flag in _finite_rows(state.caches[index], layer)]
     mx.eval(list(stacked.values()), finite)
     if not all(flag.item() for flag in finite):
         raise NonFiniteError
@@ -145,14 +153,23 @@ def _pieces(cache: Any, start: int, stop: int, tail: bool) -> dict[str, mx.array
         if tail:
             pieces[f"{side}.window"] = exact[0, :, sink:]
         held = body.arrays()
-        if "mean" in held and (tail or start == 0):
-            pieces[f"{side}.mean"] = held["mean"][0]
+        fixed = [name for name in held if name in FIXED]
+        if fixed and (tail or start == 0):
+            pieces |= {f"{side}.{name}": held[name][0] for name in fixed}
             pieces[f"{side}.turns"] = mx.array(int(body.mean_turns), dtype=mx.uint8)
         first, last = max(start, sink) - sink, min(stop, body_stop) - sink
         if last > first:
-            per_token = (name for name in held if name != "mean")
-            pieces |= {f"{side}.{name}": held[name][0, :, first:last] for name in per_token}
+            pieces |= {f"{side}.{name}": held[name][0, :, first:last] for name in held if name not in FIXED}
     return pieces
+
+
+def _finite_rows(cache: Any, pieces: Mapping[str, mx.array]) -> Iterator[mx.array]:
+    """Whether the rows that codecs made are of finite vectors: not all of them say so in floats."""
+    if isinstance(cache, TurboQuantKVCache):
+        for side, body in (("k", cache.key_body), ("v", cache.value_body)):
+            rows = {name: pieces[f"{side}.{name}"] for name in body.arrays() if f"{side}.{name}" in pieces}
+            if rows.keys() - FIXED:
+                yield body.finite(rows)
 
 
 def _settled(cache: Any) -> int:
@@ -165,13 +182,16 @@ def _to_numpy(array: mx.array) -> np.ndarray:
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array)
 
 
-def _encode_tree(tree: Any, prefix: str, arrays: dict[str, mx.array]) -> Any:
+def _encode_tree(tree: Any, prefix: str, arrays: dict[str, mx.array], compact: bool) -> Any:
     """A cache's `state` (nested tuples, arrays, numbers, None) as JSON; its arrays go to `arrays`."""
     if isinstance(tree, mx.array):
-        arrays[prefix] = tree
+        if compact and is_matrix(tree):
+            arrays[f"{prefix}.levels"], arrays[f"{prefix}.steps"] = to_bytes(tree)
+        else:
+            arrays[prefix] = tree
         return {"array": prefix}
     if isinstance(tree, list | tuple):
-        return [_encode_tree(item, f"{prefix}.{number}", arrays) for number, item in enumerate(tree)]
+        return [_encode_tree(item, f"{prefix}.{number}", arrays, compact) for number, item in enumerate(tree)]
     if tree is None or isinstance(tree, int | float | str | bool):
         return tree
     raise ValueError(f"cannot save a cache state of type {type(tree).__name__}")
@@ -183,6 +203,24 @@ def _encode_tree(tree: Any, prefix: str, arrays: dict[str, mx.array]) -> Any:
 def _restore_whole(cache: Any, tree: Any, tail: Part, seen: Any) -> None:
     """Fill one empty cache that is carried as it is: a sliding window, or a recurrent state."""
     cache.state = _decode_tree(tree, seen.state, tail, growing=not isinstance(cache, ArraysCache))
+    _check_whole(cache, tail, seen)
+
+
+def _check_whole(cache: Any, tail: Part, seen: Any) -> None:
+    """That the numbers of a cache's state fit its arrays, the tokens that were read, and this model."""
+    if isinstance(cache, CacheList):
+        for inner, seen_inner in zip(cache.caches, seen.caches, strict=True):
+            _check_whole(inner, tail, seen_inner)
+        return
+    if isinstance(cache, KVCache | ChunkedKVCache) and not cache.empty():
+        first, chunk = getattr(cache, "start_position", 0), getattr(cache, "chunk_size", None)
+        rows = min(cache.keys.shape[2], cache.values.shape[2])
+        if (
+            cache.offset != tail.stop
+            or not 0 <= tail.stop - first <= rows
+            or chunk != getattr(seen, "chunk_size", None)
+        ):
+            raise ValueError("a layer's saved keys are not as many as the tokens")
     if isinstance(cache, RotatingKVCache) and not cache.empty():
         rows = cache.keys.shape[2]
         fixed = (cache.offset, cache.keep, cache.max_size, cache.values.shape[2])
@@ -202,9 +240,20 @@ def _decode_tree(tree: Any, seen: Any, tail: Part, *, growing: bool) -> Any:
         pairs = zip(tree, seen, strict=True)
         return [_decode_tree(item, seen_item, tail, growing=growing) for item, seen_item in pairs]
     if isinstance(seen, mx.array) and isinstance(tree, dict):
-        array = _to_mlx(tail, tree["array"])
+        name = tree["array"]
+        if f"{name}.levels" in tail.arrays:
+            levels, steps = _to_mlx(tail, f"{name}.levels"), _to_mlx(tail, f"{name}.steps")
+            _check_array(levels, mx.uint8, seen.shape, seen.shape[2])
+            _check_array(steps, mx.float32, (*seen.shape[:-1], 1), seen.shape[2])
+            array = from_bytes(levels, steps, seen.dtype)
+        else:
+            array = _to_mlx(tail, name)
         _check_array(array, seen.dtype, seen.shape, None if growing or seen.ndim < 3 else seen.shape[2])
         return array
+    if isinstance(seen, str):
+        if tree != seen:
+            raise ValueError(f"a layer's saved state is of {tree!r}; this model's is of {seen!r}")
+        return tree
     if type(tree) is type(seen) or (tree is None and not tail.stop):
         return tree
     found, expected = type(tree).__name__, type(seen).__name__
@@ -242,7 +291,7 @@ def _restore_groups(state: KVState, parts: Sequence[Part]) -> list[int]:
 def _join(parts: Sequence[Part], name: str) -> mx.array:
     """The parts' arrays called `name`, joined along the tokens; from the last part what is not per token."""
     having = [part for part in parts if name in part.arrays]
-    if name.rsplit(".", 1)[-1] in ("mean", "turns", "sink", "window"):
+    if name.rsplit(".", 1)[-1] in (*FIXED, "turns", "sink", "window"):
         return _to_mlx(having[-1], name)
     arrays = [part.arrays[name] for part in having]
     if len({array.dtype for array in arrays}) > 1:
@@ -279,15 +328,15 @@ def _restore_side(
     _check_array(sink, cache.dtype, like, min(cache.profile.sink, stop))
     _check_array(window, cache.dtype, like)
     exact = mx.concatenate([sink, window], axis=2)
-    layout = body.layout(like[3], cache.dtype)
-    held = {name: layer[f"{side}.{name}"] for name in layout if f"{side}.{name}" in layer}
-    if held:
+    layout = body.layout(like[3])
+    if any(f"{side}.{name}" in layer for name in layout):
+        held = {name: layer[f"{side}.{name}"] for name in layout}
         for name, array in held.items():
             row_dtype, width = layout[name]
             _check_array(array, row_dtype, (*like[:3], width), stop - exact.shape[2])
-        if isinstance(body, QuantisedBody):
-            held["mean"] = layer[f"{side}.mean"]
-            _check_array(held["mean"], mx.float32, like, 1)
+        for name, (dtype, width) in body.fixed_layout(like[3]).items():
+            held[name] = layer[f"{side}.{name}"]
+            _check_array(held[name], dtype, (*like[:3], width), 1)
             _check_array(layer[f"{side}.turns"], mx.uint8, (1,))
             body.mean_turns = bool(layer[f"{side}.turns"].item())
         body.load(held)

@@ -1,0 +1,1 @@
+"""Quantisers of keys and values, by name."""
