@@ -11,13 +11,14 @@ import select
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import TyperException
 
 from satchel import __version__
-from satchel.errors import NotFoundError, SatchelError, UsageError
+from satchel.errors import NotFoundError, RefusedError, SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize, sanitize_line
 
 if TYPE_CHECKING:
@@ -36,10 +37,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-sessions = typer.Typer(help="List, show, rename and remove stored sessions.")
+sessions = typer.Typer(help="List, show, rename, archive and remove stored sessions.")
 models = typer.Typer(help="Fetch models.")
+benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
 app.add_typer(models, name="model")
+app.add_typer(benches, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
 Kv = Annotated[
@@ -226,8 +229,8 @@ def show_session(
 
     saved = open_session(_store(), name)
     messages = saved.manifest.messages
-    if saved.notice:
-        _report(saved.notice)
+    for note in filter(None, (saved.notice, saved.manifest.archive_note)):
+        _report(note)
     if as_json:
         fields = saved.head.model_dump(mode="json")
         print(json.dumps(fields | {"messages": [message.model_dump() for message in messages]}, indent=2))
@@ -240,6 +243,27 @@ def rename_session(name: Name, new: Annotated[str, typer.Argument(help="The new 
     """Give a stored session another name."""
     store = _store()
     store.rename(store.find(name).session_id, new)
+
+
+@sessions.command("archive")
+def archive_session(
+    name: Name,
+    model: Model = None,
+    kv: Annotated[str, typer.Option(help="KV profile of fewer bits.")] = "turbo2",
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask; needed without a terminal.")] = False,
+) -> None:
+    """Make a stored session smaller by storing its context in fewer bits. Lossy: answers may differ."""
+    from satchel.config.profiles import get_profile
+
+    profile, head = get_profile(kv), _store().find(name)
+    _agree_to_loss(head.name, kv, yes)
+    manager = _manager(_settings(model=model or head.model_name))
+    archived = manager.archive(head.session_id, profile)
+    if archived.notice:
+        _report(archived.notice)
+    before, after = (f"{size / 1e6:.1f} MB" for size in (archived.before_bytes, archived.after_bytes))
+    sizes = f"{before} before, {after} in {archived.profile}"
+    print(sanitize_line(f"{head.name}: {sizes}; lossy: answers may differ from before"))
 
 
 @sessions.command("rm")
@@ -264,6 +288,35 @@ def pull_model(name: Annotated[str, typer.Argument(help="Only `embedded` needs p
         print(sanitize_line(str(found)))
         return
     print(sanitize_line(str(pull_embedded(_report))))
+
+
+@benches.command("kv")
+def bench_kv(
+    model: Annotated[list[str] | None, typer.Option(help="As elsewhere; may be given again.")] = None,
+    caches: Annotated[
+        list[str] | None, typer.Option(help="KV profiles, or `mlx-lm 4`: with commas, or given again.")
+    ] = None,
+    texts: Annotated[
+        list[str] | None, typer.Option(help="pydoc, gpl, prose, code, chinese, chat; all if not given.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 2048,
+    chunk: Annotated[int, typer.Option(help="Tokens read at a time in a text's last quarter.")] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="quality, needle, greedy, speed, storage.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw KL against bits there.")] = None,
+) -> None:
+    """What KV caches cost in quality, bits and time, against the exact cache."""
+    from satchel.engine.device import preload_blas
+
+    preload_blas()  # works only ahead of the first import of MLX
+    from satchel.terminal import bench
+
+    request = bench.Request(
+        model or (), caches or (), texts or (), only or (), tokens, chunk, json_file, plot
+    )
+    bench.bench_kv(request)
 
 
 @app.command()
@@ -328,6 +381,20 @@ def _need_embedded_model() -> None:
         pull_embedded(_report)
         return
     raise NotFoundError("the embedded model is missing", "`satchel model pull embedded` fetches it (93 MB)")
+
+
+def _agree_to_loss(name: str, profile: str, agreed: bool) -> None:
+    """
+    Raises:
+        RefusedError: the user does not agree, or cannot be asked.
+    """
+    if agreed:
+        return
+    if not _at_terminal():
+        raise RefusedError("archiving is lossy and cannot be undone", "`--yes` agrees to it")
+    question = sanitize_line(f"Store {name!r} in {profile}? It cannot be undone, and answers may differ.")
+    if not typer.confirm(question, err=True):
+        raise RefusedError(f"{name!r} stays as it is")
 
 
 def _talk(manager: SessionManager, session: Session, settings: Settings) -> None:

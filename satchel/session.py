@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -20,8 +20,10 @@ from satchel.cache_store.sessions import Saved, load_snapshot, open_session, sav
 from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, Snapshot, identity_differences
 from satchel.config.profiles import Profile, get_profile
 from satchel.config.settings import Settings
+from satchel.engine.archive import archive_profile, transcode
+from satchel.engine.calibration import Calibration
 from satchel.engine.generate import Delta, Finished, Progress, Stats, generate
-from satchel.engine.kv_state import KVFactory, KVState
+from satchel.engine.kv_state import KVState
 from satchel.engine.model import EMBEDDED, LoadedModel
 from satchel.engine.prompt import continue_prompt, render
 from satchel.engine.sampling import SMALL_MODEL, recommended
@@ -33,7 +35,7 @@ from satchel.engine.snapshot_io import (
     restore,
     settled_tokens,
 )
-from satchel.errors import SatchelError
+from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
 
 IDENTITY_FORMAT = 1
 
@@ -42,12 +44,24 @@ class ContextFullError(SatchelError):
     """The conversation does not fit into the model's context any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """The session's KV profile now, its stored bytes, and a line where it is not the profile asked for."""
+
+    profile: str
+    before_bytes: int
+    after_bytes: int
+    notice: str | None
+
+
 class SessionManager:
     """Makes and opens sessions of one loaded model in one store."""
 
     def __init__(self, store: LocalStore, model: LoadedModel, profile: Profile, settings: Settings) -> None:
-        self.store, self.model, self.profile, self.settings = store, model, profile, settings
-        self.factory = KVFactory(model.model, model.cache_dtype)
+        self.store, self.model, self.settings = store, model, settings
+        self.calibration = Calibration(model)
+        self.factory = self.calibration.factory
+        self.profile, self.profile_notice = self.calibration.choose(profile)
         base = SMALL_MODEL if model.name == EMBEDDED else recommended(model.path)
         sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
         self.sampler, self.logits_processors = sampling.sampler(), sampling.logits_processors()
@@ -55,6 +69,7 @@ class SessionManager:
     def new(self) -> Session:
         """An empty session, unsaved and unnamed."""
         session = Session(self, self.profile)
+        session.notices += [self.profile_notice] if self.profile_notice else []
         if self.settings.system_prompt:
             session.messages.append(Message(role="system", content=self.settings.system_prompt))
         return session
@@ -70,10 +85,39 @@ class SessionManager:
             DamagedError: its transcript is damaged, and none from before is kept.
         """
         saved = open_session(self.store, name)
-        session = Session(self, profile or get_profile(saved.manifest.profile_name), saved)
-        session.notices += [saved.notice] if saved.notice else []
+        stored = get_profile(saved.manifest.profile_name)
+        # The stored name says which layers have more bits; this machine might have chosen others.
+        if profile is None or profile.asked == stored.asked:
+            profile = stored
+        session = Session(self, profile, saved)
+        session.notices += [note for note in (saved.notice, saved.manifest.archive_note) if note]
         session.load_state()
         return session
+
+    def archive(self, name: str | None, profile: Profile) -> Archived:
+        """Encode a stored session's KV state to fewer bits.
+
+        Lossy: the state as it was is deleted. Options that `profile` does not name stay as they are stored.
+
+        Raises:
+            NotFoundError: no such session.
+            DamagedError: its state is missing, damaged or another model's.
+            UsageError: `profile` would not make it smaller, or keeps other tokens exactly.
+            HeadMovedError: another process has saved or removed it in the meantime.
+            SatchelError: the disk refused. Whatever is raised, the session is as it was.
+        """
+        saved = open_session(self.store, name)
+        if saved.notice:
+            hint = f"`satchel resume {saved.head.session_id}` goes on from the save before"
+            raise DamagedError(f"the last save of {saved.head.name!r} is damaged", hint)
+        stored = get_profile(saved.manifest.profile_name)
+        chosen, notice = self.calibration.choose(archive_profile(stored, profile))
+        try:
+            return Session(self, stored, saved).archive(chosen, notice)
+        except UsageError as err:
+            if notice is None:
+                raise
+            raise UsageError(f"{notice}; {err}", err.hint) from err
 
     def identity(self, state: KVState) -> dict[str, object]:
         """All that must be equal for stored KV to be this model's own: one differing field is a miss."""
@@ -182,18 +226,27 @@ class Session:
 
     def load_state(self) -> None:
         """Load the stored KV state; on a miss say why in a notice, and leave the state empty."""
+        try:
+            self._restore()
+        except SatchelError as err:
+            self._forget()
+            self.notices.append(f"{err}: the context is read again with the next message")
+
+    def _restore(self) -> None:
+        """Fill the empty KV state with the stored one, if there is one.
+
+        Raises:
+            SatchelError: it is missing, damaged, unreadable, or another model's; ours is then not usable.
+        """
         assert self._saved is not None
         manifest = self._saved.manifest
         identity = self.manager.identity(self._state)
         differing = identity_differences(manifest.identity, identity)
         if differing and manifest.profile_name != self.profile.name:
             differing = [name for name in differing if not name.startswith("kv.")]  # those follow from it
-            differing.append(f"KV profile ({manifest.profile_name})")
+            differing.append(f"KV profile ({get_profile(manifest.profile_name).asked})")
         if differing:
-            self.notices.append(
-                f"saved with another {', '.join(differing)}: the context is read again with the next message"
-            )
-            return
+            raise DamagedError(f"saved with another {', '.join(differing)}")
         try:
             snapshot = load_snapshot(self.manager.store, manifest)
             if snapshot is None:
@@ -203,10 +256,8 @@ class Session:
                 for block in (*snapshot.blocks, snapshot.tail)
             ]
             restore(self._state, parts)
-        except (SatchelError, ValueError) as err:  # damaged, missing, unreadable, or another model's
-            self._forget()
-            self.notices.append(f"{err}: the context is read again with the next message")
-            return
+        except ValueError as err:
+            raise DamagedError(str(err)) from err
         self.token_ids = snapshot.token_ids.tolist()
         self.reused_tokens = self._stored_tokens = len(self.token_ids)
 
@@ -231,6 +282,22 @@ class Session:
                 self._save(fork, None)
                 self.notices.append(f"another process has {change} {old!r}: this talk goes on as {fork!r}")
 
+    def archive(self, profile: Profile, notice: str | None) -> Archived:
+        """Load the stored KV state and replace it by one of `profile`; see `SessionManager.archive`."""
+        manager, base, stored = self.manager, self._saved, self.profile
+        assert base is not None
+        try:
+            self._restore()
+        except (NotFoundError, DamagedError) as err:
+            hint = "resume it and say something: its words are read again, and saved with a new state"
+            raise DamagedError(f"{base.head.name!r} cannot be archived: {err}", hint) from err
+        archived = manager.factory.new(profile)
+        transcode(self._state, archived)
+        self._state, self.profile = archived, archived.profile
+        origin = base.manifest.archived_from or stored.asked
+        saved = self._put(self._snapshot(None), base.head.name, base, origin, drop_base_state=True)
+        return Archived(self.profile.asked, base.head.stored_bytes, saved.head.stored_bytes, notice)
+
     def _take_over_new_name(self) -> None:
         """Go on from the newest generation where it differs from ours in nothing but its name."""
         current = self.manager.store.head(self.id) if self._saved else None
@@ -241,26 +308,39 @@ class Session:
             self._saved = Saved(current, manifest)
 
     def _save(self, name: str, base: Saved | None) -> None:
-        manager = self.manager
         try:
             snapshot = self._snapshot(base)
         except NonFiniteError as err:
             self.notices.append(f"{err}: only the words are saved")
             self._forget()
             snapshot = self._snapshot(base)
+        self._put(snapshot, name, base, self._saved.manifest.archived_from if self._saved else None)
+
+    def _put(
+        self,
+        snapshot: Snapshot,
+        name: str,
+        base: Saved | None,
+        archived_from: str | None,
+        drop_base_state: bool = False,
+    ) -> Saved:
         self._saved = save_snapshot(
-            manager.store,
+            self.manager.store,
             snapshot,
             self.messages,
             name=name,
-            model_name=manager.model.name,
+            model_name=self.manager.model.name,
             profile_name=self.profile.name,
             base=base,
+            archived_from=archived_from,
+            drop_base_state=drop_base_state,
         )
         self._stored_tokens = len(self.token_ids)
+        return self._saved
 
     def _snapshot(self, base: Saved | None) -> Snapshot:
         """What `base` has not got: new blocks and the tail."""
+        self._state.round_recurrent()
         stored = [ref.stop for ref in base.manifest.blocks] if base else []
         start = max((stop for stop in stored if stop <= self._stored_tokens), default=0)
         count = len(self.token_ids)
@@ -293,10 +373,11 @@ class Session:
         """What `/stats` shows: label to value, in order."""
         model, state, last = self.manager.model, self._state, self._last_stats
         held, exact = state.nbytes, 2 * state.elements()
+        archived = self._saved.manifest.archive_note if self._saved else None
         shown: dict[str, object] = {
             "session": self.name or "not saved yet",
             "model": f"{model.name} ({model.dtype} on {model.device.kind})".replace("mlx.core.", ""),
-            "KV profile": self.profile.name,
+            "KV profile": self.profile.asked + (f", {archived}" if archived else ""),
             "context": f"{len(self.token_ids):,} of {model.context_length:,} tokens",
             "KV in memory": f"{held / 1e6:.1f} MB (16-bit would be {exact / 1e6:.1f} MB)",
             "loaded": f"reused {self.reused_tokens} tokens",

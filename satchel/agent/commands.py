@@ -88,9 +88,8 @@ def session_table(heads: Iterable[Head]) -> str:
     for head in heads:
         saved = f"{head.updated_at.astimezone():%Y-%m-%d %H:%M}"
         size = f"{head.stored_bytes / 1e6:.1f} MB"
-        lines.append(
-            f"{saved}  {head.turns:>5}  {head.token_count:>7,}  {size:>9}  {head.name}  {head.title}"
-        )
+        title = f"{head.title} ({head.archive_note})" if head.archive_note else head.title
+        lines.append(f"{saved}  {head.turns:>5}  {head.token_count:>7,}  {size:>9}  {head.name}  {title}")
     return "\n".join(lines)
 
 

@@ -70,7 +70,18 @@ class BlockRef(TailRef):
     chain_key: Sha256
 
 
-class Manifest(Record):
+class Archivable(Record):
+    """`archived_from` is the KV profile that the state had before it was encoded to fewer bits, if it was."""
+
+    archived_from: Annotated[str, Field(max_length=128)] | None = None
+
+    @property
+    def archive_note(self) -> str | None:
+        """A line that says so."""
+        return f"archived from {self.archived_from}: lossy" if self.archived_from else None
+
+
+class Manifest(Archivable):
     """One generation of a session: transcript, and where the state of its tokens is stored.
 
     `parent` is the id of the manifest this one was made from; for a fork it belongs to another session.
@@ -103,8 +114,12 @@ class Manifest(Record):
             raise ValueError(f"{self.token_count} tokens are counted and the blocks hold another number")
         return self
 
+    def words_alone(self) -> Manifest:
+        """The same generation with its transcript and without its state."""
+        return self.model_copy(update={"blocks": (), "tail": None, "token_count": 0})
 
-class Head(Record):
+
+class Head(Archivable):
     """What a list of sessions shows, and the id of the newest manifest. `stored_bytes` counts everything."""
 
     session_id: SessionId
@@ -132,6 +147,7 @@ class Head(Record):
             updated_at=manifest.created_at,
             model_name=manifest.model_name,
             profile_name=manifest.profile_name,
+            archived_from=manifest.archived_from,
             turns=len(questions),
             token_count=manifest.token_count,
             stored_bytes=len(stored) + sum(ref.stored_bytes for ref in refs),

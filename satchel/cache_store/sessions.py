@@ -5,6 +5,7 @@ Knows nothing of models. It joins the shared type, the container and the manifes
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import BlockRef, Head, Manifest, Message, TailRef
 from satchel.cache_store.names import validate_name
 from satchel.cache_store.snapshot import ROOT, Block, Snapshot, chain_key, identity_digest
-from satchel.errors import DamagedError, NotFoundError
+from satchel.errors import DamagedError, NotFoundError, SatchelError
 
 TOKENS = "tokens"  # the array that holds an object's token ids, next to the engine's own
 
@@ -72,6 +73,8 @@ def save_snapshot(
     profile_name: str,
     base: Saved | None = None,
     fork: bool = False,
+    archived_from: str | None = None,
+    drop_base_state: bool = False,
 ) -> Saved:
     """Save the next generation of a session: new blocks, then the tail, the manifest, and the head.
 
@@ -82,6 +85,9 @@ def save_snapshot(
         base: the generation that this one continues; None begins a session.
         fork: begin another session with `base`'s history, and leave `base`'s own as it is. Where others
             may have removed `base`, its blocks may be gone too: hand over a whole snapshot.
+        archived_from: the KV profile that the state had before it was encoded to fewer bits, if it was.
+        drop_base_state: delete `base`'s state, and keep its words alone as the generation before. What the
+            disk refuses to delete now goes with a later `sweep`.
 
     Raises:
         HeadMovedError: the session is not at `base` any more; save again with `fork` to keep both.
@@ -93,17 +99,21 @@ def save_snapshot(
     continued = base if base and not fork else None
     session_id = continued.head.session_id if continued else secrets.token_hex(16)
     kept = _kept_blocks(snapshot, base)
+    parent = (base.earlier or base.head.manifest) if base else None
     with store.locked():
+        if base and drop_base_state:
+            parent = store.put_manifest(base.manifest.words_alone()).manifest
         blocks, key = _put_blocks(store, snapshot, parent=kept[-1].chain_key if kept else ROOT)
         tail = _put_tail(store, snapshot, key, session_id)
         manifest = Manifest(
             session_id=session_id,
             name=name,
             generation=continued.head.generation + 1 if continued else 1,
-            parent=(base.earlier or base.head.manifest) if base else None,
+            parent=parent,
             created_at=datetime.now(UTC),
             model_name=model_name,
             profile_name=profile_name,
+            archived_from=archived_from,
             identity=dict(snapshot.identity),
             messages=tuple(messages),
             blocks=(*kept, *blocks),
@@ -113,6 +123,9 @@ def save_snapshot(
         head = store.put_manifest(manifest)
         store.commit_head(head, expected=continued.head.manifest if continued else None)
         store.drop_superseded(manifest)
+        if drop_base_state:
+            with contextlib.suppress(SatchelError):
+                store.sweep()
     return Saved(head, manifest)
 
 
