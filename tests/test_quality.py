@@ -1,31 +1,28 @@
-"""What compression costs in quality: the protocol of `bench/kv.py`, 64 teacher-forced tokens at a time."""
+"""What compression costs in quality, by the protocol of `satchel bench kv`, 64 tokens at a time."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from kv import caches_by_name, compare, log_probs, read
-from mlx_lm.models.cache import make_prompt_cache
 
 from satchel.config.profiles import get_profile
 from satchel.engine.kv_state import KVFactory
 from satchel.engine.model import LoadedModel
+from satchel.laboratory.caches import caches_by_name, read
+from satchel.laboratory.quality import Reference, quality
+from satchel.laboratory.texts import token_ids as text_ids
 
 CHUNK = 64
 LIMITS = {"turbo4": 0.003, "turbo3": 0.016, "turbo2": 0.09, "k8v4": 0.0006}  # mean KL in nats
 
 
 def check(model: LoadedModel, token_ids: list[int], profiles: dict[str, float]) -> None:
-    prefill = len(token_ids) * 3 // 4
-    targets = np.array(token_ids[prefill + 1 :])
-    exact = log_probs(model, lambda: make_prompt_cache(model.model), token_ids, prefill, CHUNK)
-    for name, make in caches_by_name(model, list(profiles)).items():
-        other = log_probs(model, make, token_ids, prefill, CHUNK)
-        kl, _, top_1, perplexity_ratio = compare(exact, other, targets)
-        assert 0 < kl <= profiles[name], f"{name}: KL {kl}"
+    reference = Reference.of(model, "pydoc", token_ids, CHUNK)
+    for name, candidate in caches_by_name(model, list(profiles)).items():
+        found = quality(model, candidate, reference)
+        assert 0 < found.kl_mean <= profiles[name], f"{name}: KL {found.kl_mean}"
         if name == "turbo4":
-            assert top_1 >= 0.96
-            assert perplexity_ratio == pytest.approx(1, abs=0.02)
+            assert found.top_1 >= 0.96
+            assert found.perplexity_ratio == pytest.approx(1, abs=0.02)
 
 
 def test_turbo4_is_as_good_as_exact_on_a_short_text(smollm: LoadedModel, pydoc: list[int]) -> None:
@@ -44,20 +41,20 @@ def test_biased_keys_keep_to_the_limit(qwen: LoadedModel) -> None:
 
 
 def test_the_default_profile_holds_few_bits(smollm: LoadedModel, pydoc: list[int]) -> None:
-    """4.5 bits in the body; 188 tokens of window, 4 of sink and the means come on top."""
+    """4.25 bits in the body, and 8.25 in the keys of an eighth of the layers; 188 tokens of window, 4 of sink
+    and the means come on top.
+    """
     state = KVFactory(smollm.model, smollm.cache_dtype).new(get_profile("turbo4"))
     read(smollm, state.caches, pydoc[:512], 512)
-    body_tokens = 512 - 4 - 188
-    per_token = 30 * 3 * 64 * 2
-    means = 30 * 2 * 3 * 64 * 32
-    bits = 8 * sum(cache.nbytes for cache in state.caches)
-    assert bits == per_token * (body_tokens * 4.5 + 192 * 16) + means
+    heads, raised_heads = 30 * 3, 3 * 3  # 3 of 30 layers
+    body = (512 - 4 - 188) * 64 * ((2 * heads - raised_heads) * 4.25 + raised_heads * 8.25)
+    exact = (4 + 188) * 64 * 2 * heads * 16
+    means = 2 * heads * (64 + 1) * 32  # with the mean error of a coordinate
+    assert 8 * sum(cache.nbytes for cache in state.caches) == body + exact + means
 
 
 def pydoc_ids(model: LoadedModel) -> list[int]:
-    from common import texts
-
-    return texts(model, 2048)["pydoc"]
+    return text_ids(model, "pydoc", 2048)
 
 
 @pytest.fixture(scope="module")
