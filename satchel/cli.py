@@ -46,7 +46,7 @@ app.add_typer(benches, name="bench")
 
 Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
 Kv = Annotated[
-    str | None, typer.Option(help="KV profile: exact, k8v4, turbo4, turbo3, turbo2, v-only, or e.g. k4v3.")
+    str | None, typer.Option(help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…")
 ]
 MaxTokens = Annotated[int | None, typer.Option(help="Longest answer, in tokens.")]
 Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]

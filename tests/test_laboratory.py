@@ -23,12 +23,13 @@ from satchel.engine.model import LoadedModel
 from satchel.errors import UsageError
 from satchel.laboratory import needle, texts
 from satchel.laboratory.caches import Candidate, caches_by_name, exact, held_arrays
+from satchel.laboratory.filling import keys_and_values
 from satchel.laboratory.kv_bench import Plan, Step, run
 from satchel.laboratory.plot import check_plot, points, write_plot
 from satchel.laboratory.quality import QualityRow, Reference, agreement, compare, greedy, quality
 from satchel.laboratory.report import Report, write_json
 from satchel.laboratory.speed import speed
-from satchel.laboratory.storage import StorageRow, keys_and_values, storage
+from satchel.laboratory.storage import StorageRow, storage
 from satchel.terminal.bench import show
 
 IDS = [number * 7 % 96 for number in range(512)]
@@ -223,8 +224,9 @@ def test_a_cache_that_nobody_stores_has_no_stored_bits(tiny: LoadedModel) -> Non
 
 def test_speed_has_a_row_for_each_cache(tiny: LoadedModel) -> None:
     named = caches_by_name(tiny, ["exact", "mlx-lm 4", "turbo4"])
-    rows = speed(tiny, list(named.values()), IDS[:300], keys_and_values(tiny, IDS[:300]))
+    rows = speed(tiny, list(named.values()), IDS[:300], keys_and_values(tiny, IDS[:300]), 700)
     assert [row.cache for row in rows] == ["exact", "mlx-lm 4", "turbo4"]
+    assert {(row.tokens, row.prefill_tokens) for row in rows} == {(700, 300)}
     by_exact, mlx_lm, turbo4 = rows
     assert (by_exact.decode_x_exact, by_exact.prefill_x_exact, by_exact.encode_melements_s) == (1, 1, None)
     assert mlx_lm.decode_x_mlx_lm_4 == 1

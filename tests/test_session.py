@@ -26,9 +26,10 @@ from satchel import session as session_module
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import Manifest, Message
 from satchel.cache_store.sessions import load_snapshot
-from satchel.config.profiles import Profile, get_profile
+from satchel.config import profiles
+from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
-from satchel.engine import generate
+from satchel.engine import calibration, generate
 from satchel.engine.generate import Delta, Finished, Progress, Sampler
 from satchel.engine.kv_state import KVFactory
 from satchel.engine.model import LoadedModel
@@ -139,6 +140,13 @@ def open_manager(satchel_home: Path) -> Open:
 def no_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     """The counts below are those of a device that queues nothing: an answer's last token is not read."""
     monkeypatch.setattr(generate, "queues_ahead", lambda device: False)
+
+
+@pytest.fixture(autouse=True)
+def no_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Random models get the profile asked for, however much it costs them, and leave no figures behind."""
+    monkeypatch.setattr(calibration, "MAX_KL", {})
+    monkeypatch.setattr(calibration, "cache_dir", lambda: tmp_path / "figures")
 
 
 @pytest.fixture
@@ -283,7 +291,10 @@ def test_resume_continues_with_the_same_64_tokens(
     check_resume_at(open_manager, smollm, profile, context, tokens=64)
 
 
-@pytest.mark.parametrize("profile", ["exact", "k8v4", "turbo4", "turbo3", "turbo2", "v-only", "k3v8"])
+@pytest.mark.parametrize(
+    "profile",
+    ["exact", "k8v4", "turbo4", "turbo3", "turbo2", "v-only", "k3v8", "affine4", "qjl4", "tq-prod3", "polar"],
+)
 def test_every_profile_is_resumed_exactly(open_manager: Open, tiny: LoadedModel, profile: str) -> None:
     resumed, whole = resumed_and_uninterrupted(open_manager, tiny, profile, 500, TEXT[:2500], tokens=80)
     assert resumed == whole
@@ -677,7 +688,8 @@ def test_a_session_is_resumed_with_its_own_profile(open_manager: Open, tiny: Loa
     say(session, "Hello")
     session.save("talk")
     opened = open_manager(tiny, "turbo4").open("talk")
-    assert (opened.profile.name, opened.notices) == ("turbo2", [])
+    assert (opened.profile, opened.profile.asked, opened.notices) == (session.profile, "turbo2", [])
+    assert len(opened.profile.raised) == 1  # half of two layers
     assert opened.reused_tokens == len(session.token_ids)
 
 
@@ -970,7 +982,8 @@ def test_any_talk_is_saved_and_resumed_exactly(
 ) -> None:
     """Turns of every kind, in any order, each saved, with blocks and windows small enough to play a part."""
     monkeypatch.setattr(session_module, "BLOCK_TOKENS", 8)
-    profile = Profile("small", bits, bits, sink=2, window=6, move=4)
+    monkeypatch.setattr(profiles, "OPTIONS", (*profiles.OPTIONS, "move"))
+    profile = get_profile(f"k{bits}v{bits},sink=2,window=6,move=4")
     manager = open_manager(with_template(tiny, FORGETFUL), prefill_step=16)
     manager.profile = profile
     session = manager.new()

@@ -19,6 +19,9 @@ from satchel.engine.rope_table import RopeTable
 CENTRED = ("turbo",)  # codecs whose vectors lose their mean first
 # A de-rotated mean costs a matmul per step, so it must leave clearly less key energy than the plain mean.
 DEROTATED_GAIN = 0.9
+# A score whose error has a variance above 4 says little, and the average that the lift makes up for would be
+# that of rare tokens. In the models measured, lifts are up to 1.7 on average in a head (Gemma 3 at 2 bits).
+MAX_LIFT = 2.0
 
 Layout = dict[str, tuple[mx.Dtype, int]]  # name to dtype and width of arrays (B, n_kv_heads, T, width)
 
@@ -206,7 +209,7 @@ class CodedBody:
     def lift(self, queries: mx.array) -> mx.array | None:
         if self._noise is None:
             return None
-        return mx.square(queries).sum(-1, keepdims=True) * (0.5 * self._noise)
+        return mx.minimum(mx.square(queries).sum(-1, keepdims=True) * (0.5 * self._noise), MAX_LIFT)
 
     def mix(self, weights: mx.array) -> mx.array:
         mixed = self._held().mix(weights, self._rows)

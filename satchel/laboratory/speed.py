@@ -1,6 +1,7 @@
 """How fast caches are. All take turns, so that a busy machine slows all alike; ratios are taken in a turn.
 
-Knows nothing of quality or size.
+Decode is measured on caches that are filled without reading, so that long contexts take no hours. Knows
+nothing of quality or size.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.laboratory.caches import Candidate, held_arrays, read
-from satchel.laboratory.storage import KeysAndValues
+from satchel.laboratory.filling import KeysAndValues, fill
 
 if TYPE_CHECKING:
     from satchel.engine.model import LoadedModel
@@ -45,6 +46,7 @@ class SpeedRow:
     decode_tokens_s: float
     decode_x_exact: float
     decode_x_mlx_lm_4: float
+    prefill_tokens: int
     prefill_tokens_s: float
     prefill_x_exact: float
     encode_melements_s: float | None
@@ -63,15 +65,20 @@ class BlockTimes:
 
 
 def speed(
-    model: LoadedModel, candidates: Sequence[Candidate], token_ids: Sequence[int], source: KeysAndValues
+    model: LoadedModel,
+    candidates: Sequence[Candidate],
+    token_ids: Sequence[int],
+    source: KeysAndValues,
+    tokens: int,
 ) -> list[SpeedRow]:
-    """Measure `candidates`, `BASELINES` among them, on `token_ids`.
+    """Measure `candidates`, `BASELINES` among them: prefill of `token_ids`, and decode after `tokens`.
 
     Args:
-        source: keys and values to encode and decode: a block, or as much of one as there is.
+        source: keys and values to encode and decode, a block or as much of one as there is; repeated, what
+            decode finds in the caches.
     """
-    caches, read_s = _prefill(model, candidates, token_ids)
-    decode_s = _decode(model, candidates, caches, token_ids)
+    read_s = _prefill(model, candidates, token_ids)
+    decode_s = _decode(model, candidates, source.repeated(tokens, model.dtype))
     exact_token_s = read_s[EXACT] / len(token_ids)
     rows = []
     for candidate in candidates:
@@ -79,10 +86,11 @@ def speed(
         rows.append(
             SpeedRow(
                 cache=name,
-                tokens=len(token_ids),
+                tokens=tokens,
                 decode_tokens_s=float(1 / np.median(decode_s[name])),
                 decode_x_exact=float(np.median(decode_s[EXACT] / decode_s[name])),
                 decode_x_mlx_lm_4=float(np.median(decode_s[MLX_LM_4] / decode_s[name])),
+                prefill_tokens=len(token_ids),
                 prefill_tokens_s=len(token_ids) / read_s[name],
                 prefill_x_exact=read_s[EXACT] / read_s[name],
                 encode_melements_s=block.elements / block.encode_s / 1e6 if block else None,
@@ -114,13 +122,11 @@ def block_times(candidate: Candidate, source: KeysAndValues) -> BlockTimes | Non
 
 def _prefill(
     model: LoadedModel, candidates: Sequence[Candidate], token_ids: Sequence[int]
-) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Filled caches, and the seconds that reading took: of each chunk the best of the rounds."""
+) -> dict[str, float]:
+    """The seconds that reading took: of each chunk the best of the rounds."""
     chunks = [token_ids[start : start + PREFILL_STEP] for start in range(0, len(token_ids), PREFILL_STEP)]
     best = {candidate.name: np.full(len(chunks), np.inf) for candidate in candidates}
-    filled: dict[str, list[Any]] = {}
     for _ in range(PREFILL_ROUNDS):
-        filled.clear()  # before the next ones take as much memory again
         filled = {candidate.name: candidate.make() for candidate in candidates}
         for number, chunk in enumerate(chunks):
             for candidate in candidates:
@@ -128,16 +134,20 @@ def _prefill(
                 with candidate.attention():
                     taken_s = _seconds(partial(read, model, caches, chunk))
                 best[candidate.name][number] = min(best[candidate.name][number], taken_s)
-    return filled, {name: float(seconds.sum()) for name, seconds in best.items()}
+    return {name: float(seconds.sum()) for name, seconds in best.items()}
 
 
 def _decode(
-    model: LoadedModel,
-    candidates: Sequence[Candidate],
-    filled: dict[str, list[Any]],
-    token_ids: Sequence[int],
+    model: LoadedModel, candidates: Sequence[Candidate], source: KeysAndValues
 ) -> dict[str, np.ndarray]:
     """Seconds a token in each turn, (TURNS,) float64."""
+    token_ids = source.token_ids
+    filled: dict[str, list[Any]] = {}
+    for candidate in candidates:
+        caches = candidate.make()
+        for index, cache in fill(caches, source).items():
+            caches[index] = cache
+        filled[candidate.name] = caches
     seconds: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     for turn in range(TURNS + 1):
         for candidate in candidates:

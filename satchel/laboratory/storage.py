@@ -1,8 +1,7 @@
 """How many bits a cache takes, in memory and on disk. Sizes come from the arrays and the files themselves.
 
-All caches are filled with the same keys and values, in the model's 16-bit dtype: where a CPU computes in
-float32, mlx-lm's caches would keep their scales in it, which says nothing about them. Only full-attention
-layers count, since all caches leave the others as they are. Knows nothing of quality or time.
+Only full-attention layers count, since all caches leave the others as they are. Knows nothing of quality or
+time.
 """
 
 from __future__ import annotations
@@ -11,36 +10,18 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, save_prompt_cache
 
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.sessions import save_snapshot
 from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, Snapshot
-from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVState
 from satchel.engine.snapshot_io import Part, export_block, export_tail, settled_tokens
-from satchel.errors import SatchelError
-from satchel.laboratory.caches import Candidate, exact, held_arrays, read
-
-if TYPE_CHECKING:
-    from satchel.engine.model import LoadedModel
-
-
-@dataclass(frozen=True, slots=True)
-class KeysAndValues:
-    """What full-attention layers hold after `token_ids`: layer to (1, n_kv_heads, T, head_dim) in 16 bits."""
-
-    token_ids: list[int]
-    layers: dict[int, tuple[mx.array, mx.array]]
-
-    @property
-    def elements(self) -> int:
-        """Key and value coordinates."""
-        return sum(x.size for pair in self.layers.values() for x in pair)
+from satchel.laboratory.caches import Candidate, held_arrays
+from satchel.laboratory.filling import KeysAndValues, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,52 +40,15 @@ class StorageRow:
     stored_bytes: int | None
 
 
-def keys_and_values(model: LoadedModel, token_ids: list[int]) -> KeysAndValues:
-    """Read `token_ids` through the exact cache.
-
-    Raises:
-        SatchelError: the model has no layer of this kind.
-    """
-    dtype = model.cache_dtype
-    caches = exact(model).make()
-    read(model, caches, token_ids)
-    layers = {
-        index: (_narrow(cache.keys, cache.offset, dtype), _narrow(cache.values, cache.offset, dtype))
-        for index, cache in enumerate(caches)
-        if type(cache) is KVCache
-    }
-    if not layers:
-        raise SatchelError("this model has no full-attention layer, so there is nothing to compress")
-    mx.eval(list(layers.values()))
-    return KeysAndValues(token_ids, layers)
-
-
 def storage(candidate: Candidate, source: KeysAndValues) -> StorageRow:
     """Fill `candidate` with `source`; bytes held and stored."""
     state = candidate.state() if candidate.state else None
-    filled = _fill(state.caches if state else candidate.make(), source)
+    filled = fill(state.caches if state else candidate.make(), source)
     held = sum(array.nbytes for array in held_arrays(filled))
     stored = _stored_bytes(state, filled, source)
     bits = 8 / source.elements
     stored_bits = None if stored is None else stored * bits
     return StorageRow(candidate.name, len(source.token_ids), held * bits, stored_bits, held, stored)
-
-
-def _narrow(x: mx.array, tokens: int, dtype: mx.Dtype) -> mx.array:
-    return mx.contiguous(x[:, :, :tokens].astype(dtype))
-
-
-def _fill(caches: Sequence[Any], source: KeysAndValues) -> dict[int, Any]:
-    """Hand keys and values over to the caches of their layers, which are returned."""
-    filled = {}
-    for index, (keys, values) in source.layers.items():
-        cache = caches[index]
-        cache.update_and_fetch(keys, values)
-        if isinstance(cache, TurboQuantKVCache):
-            cache.attend(keys[:, :, -1:], 1.0, None)  # tokens move to the body after they were attended to
-        filled[index] = cache
-    mx.eval(list(held_arrays(filled)))
-    return filled
 
 
 def _stored_bytes(state: KVState | None, filled: dict[int, Any], source: KeysAndValues) -> int | None:
