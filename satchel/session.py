@@ -62,6 +62,7 @@ class SessionManager:
         self.calibration = Calibration(model)
         self.factory = self.calibration.factory
         self.profile, self.profile_notice = self.calibration.choose(profile)
+        self._names_layers = bool(profile.raised)
         base = SMALL_MODEL if model.name == EMBEDDED else recommended(model.path)
         sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
         self.sampler, self.logits_processors = sampling.sampler(), sampling.logits_processors()
@@ -85,14 +86,20 @@ class SessionManager:
             DamagedError: its transcript is damaged, and none from before is kept.
         """
         saved = open_session(self.store, name)
-        stored = get_profile(saved.manifest.profile_name)
-        # The stored name says which layers have more bits; this machine might have chosen others.
-        if profile is None or profile.asked == stored.asked:
-            profile = stored
-        session = Session(self, profile, saved)
+        session = Session(self, self._profile_of(saved, profile), saved)
         session.notices += [note for note in (saved.notice, saved.manifest.archive_note) if note]
         session.load_state()
         return session
+
+    def _profile_of(self, saved: Saved, chosen: Profile | None) -> Profile:
+        """The profile to go on with: the stored one, or the `chosen` one where that is another."""
+        try:
+            stored = get_profile(saved.manifest.profile_name)
+        except UsageError:  # a later version's; its state is then foreign, and its words are read again
+            return chosen or self.profile
+        # The stored name says which layers have more bits; this machine might have chosen others.
+        same = chosen is not None and chosen.asked == stored.asked and not self._names_layers
+        return stored if chosen is None or same else chosen
 
     def archive(self, name: str | None, profile: Profile) -> Archived:
         """Encode a stored session's KV state to fewer bits.
@@ -131,7 +138,7 @@ class SessionManager:
 
 
 class Session:
-    """One conversation. `notices` collects lines for the user; whoever shows them takes them out."""
+    """One conversation. `notices` collects lines for the user until they are taken."""
 
     def __init__(self, manager: SessionManager, profile: Profile, saved: Saved | None = None) -> None:
         self.manager = manager
@@ -154,6 +161,11 @@ class Session:
     @property
     def name(self) -> str | None:
         return self._saved.head.name if self._saved else None
+
+    def take_notices(self) -> list[str]:
+        """The lines for the user that nobody has taken yet."""
+        taken, self.notices = self.notices, []
+        return taken
 
     # -- talking -------------------------------------------------------------------------------------
 
@@ -244,7 +256,7 @@ class Session:
         differing = identity_differences(manifest.identity, identity)
         if differing and manifest.profile_name != self.profile.name:
             differing = [name for name in differing if not name.startswith("kv.")]  # those follow from it
-            differing.append(f"KV profile ({get_profile(manifest.profile_name).asked})")
+            differing.append(f"KV profile ({manifest.profile_name.partition(',raised=')[0]})")
         if differing:
             raise DamagedError(f"saved with another {', '.join(differing)}")
         try:

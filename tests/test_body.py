@@ -28,6 +28,7 @@ from satchel.engine.codecs.registry import CODECS, codec_for
 from satchel.engine.codecs.tq import TQMseCodec, TQProdCodec
 from satchel.engine.codecs.turbo import TurboCodec
 from satchel.engine.kv_cache import TurboQuantKVCache
+from satchel.engine.rope_table import RopeTable
 
 # Bytes of a vector of 64 coordinates: codes, then scales, biases, norms, radii or a grid of 16 bits each.
 ROW_BYTES = {
@@ -279,6 +280,25 @@ def test_codecs_without_a_fitted_mean_have_no_lift(spec: str):
     body.append(gaussian(1, 2, 20, 64), 0, 20)
     assert body.lift(gaussian(1, 2, 1, 64)) is None
     assert body.fixed_layout(64) == {}
+
+
+@pytest.mark.parametrize("turning", [True, False])
+def test_deviation_is_from_the_mean_that_the_first_tokens_would_fix(turning: bool):
+    rope, offset = nn.RoPE(64), 20 * gaussian(1, 2, 1, 64, seed=9)
+    x = rope(gaussian(1, 2, 50, 64) + offset, offset=4) if turning else gaussian(1, 2, 50, 64) + offset
+    body = new_body(CodecSpec("turbo", 8), mx.float16, RopeTable.of(rope))
+    deviation = body.deviation(x, 4)
+    assert (body.tokens, body.arrays()) == (0, {})
+    assert mx.square(deviation).mean().item() == pytest.approx(1 - 1 / 50, rel=0.05)
+    body.append(mx.concatenate([gaussian(1, 2, 4, 64), x], axis=2), 4, 50)
+    assert body.mean_turns is turning
+    np.testing.assert_allclose(body.dense(4, mx.float32), x, atol=0.05)
+    assert body.arrays()["noise"].max().item() < 1e-4  # so the codes are those of the deviation
+
+
+def test_exact_bodies_deviate_by_all_of_it():
+    x = gaussian(1, 2, 50, 64) + 5
+    assert mx.array_equal(new_body(EXACT, mx.float16).deviation(x, 4), x)
 
 
 # -- kinds of bodies -----------------------------------------------------------------------------------

@@ -99,7 +99,10 @@ def test_help_names_every_command(satchel):
             ["chat", "--max-tokens", "0"],
             "options: max_tokens is 0; Input should be greater than or equal to 1",
         ),
-        (["chat", "--kv", "turbo9"], "no KV profile is called 'turbo9'; known are exact, "),
+        (
+            ["chat", "--kv", "turbo9"],
+            "no KV profile is called 'turbo9' (turbo has 2, 3, 4, 8 bits, not 9); known are exact, ",
+        ),
         (["sessions"], "Missing command"),
         (["model", "pull", "other"], "'other' cannot be pulled; only `embedded`"),
         (["sessions", "rename", "only-one"], "Missing argument 'new'"),

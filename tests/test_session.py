@@ -668,6 +668,16 @@ def test_state_of_another_profile_is_named_and_read_again(
     assert opened.manager.store.find("talk").profile_name == other
 
 
+def test_a_profile_of_a_later_version_opens_with_its_words(open_manager: Open, tiny: LoadedModel) -> None:
+    session = open_manager(tiny).new()
+    session.profile = replace(session.profile, name="turbo9")
+    say(session, TEXT[:3000])
+    session.save("talk")
+    opened = open_manager(tiny, "turbo3").open("talk")
+    assert (opened.profile.asked, opened.messages) == ("turbo3", session.messages)
+    assert_misses(opened, session, "saved with another KV profile (turbo9): ")
+
+
 def assert_misses(opened: Session, session: Session, differing: str) -> None:
     """That `opened` has `session`'s words only, says why, answers right, and is saved as its own kind."""
     (notice,) = opened.notices

@@ -25,7 +25,7 @@ def run_turn(session: Session, text: str, settings: Settings, cancel: threading.
     # Bytes that are not UTF-8 reach us as lone surrogates, which no tokenizer takes.
     text = text.encode("utf-8", "replace").decode("utf-8")
     for piece in session.reply(text, max_tokens=settings.max_tokens, cancel=cancel):
-        yield from _notices(session)
+        yield from map(Notice, session.take_notices())
         match piece:
             case Progress(done, total):
                 yield PrefillProgress(done, total)
@@ -35,11 +35,5 @@ def run_turn(session: Session, text: str, settings: Settings, cancel: threading.
                 # A turn that was stopped before its first word leaves nothing to keep.
                 if settings.auto_save and stats.generated_tokens:
                     session.save()
-                yield from _notices(session)
+                yield from map(Notice, session.take_notices())
                 yield TurnDone(stop_reason, stats)
-
-
-def _notices(session: Session) -> Iterator[Notice]:
-    """What the session has to say, once."""
-    while session.notices:
-        yield Notice(session.notices.pop(0))

@@ -167,6 +167,8 @@ class CodedBody:
         return self._codec
 
     def deviation(self, x: mx.array, position: int) -> mx.array:
+        if self.spec.codec not in CENTRED:
+            return x
         mean, turns = self._choose_mean(x, position)
         return x - self._turned(mean, turns, position, position + x.shape[2])
 

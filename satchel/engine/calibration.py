@@ -80,14 +80,18 @@ class Calibration:
         return chosen, None if safer == name else notice
 
     def _sensitivity(self, factory: KVFactory) -> Sequence[float]:
-        return self._remembered("sensitivity", lambda: measure_sensitivity(factory, self._token_ids))
+        layers = factory.full_layers
+        return self._remembered("sensitivity", layers, lambda: measure_sensitivity(factory, self._token_ids))
 
     def _kl(self, profile: Profile) -> float:
         profile = replace(profile, window=CHECK_WINDOW, move=CHECK_WINDOW)
-        found = self._remembered(profile.asked, lambda: [measure_kl(self.factory, self._token_ids, profile)])
+        found = self._remembered(
+            profile.asked, 1, lambda: [measure_kl(self.factory, self._token_ids, profile)]
+        )
         return found[0]
 
-    def _remembered(self, name: str, measure: Callable[[], list[float]]) -> list[float]:
+    def _remembered(self, name: str, count: int, measure: Callable[[], list[float]]) -> list[float]:
+        """The `count` figures called `name`, measured if they are not on record."""
         figures: dict[str, list[float]] = {}
         # Without its record a measurement is only slower.
         with contextlib.suppress(OSError, ValueError):
@@ -95,7 +99,7 @@ class Calibration:
             if isinstance(known, dict):
                 figures = known
         found = figures.get(name)
-        if isinstance(found, list) and found and all(type(value) is float for value in found):
+        if isinstance(found, list) and len(found) == count and all(type(value) is float for value in found):
             return found
         figures[name] = measure()
         with contextlib.suppress(OSError), atomic_file(self._record) as work:

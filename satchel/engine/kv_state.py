@@ -25,10 +25,12 @@ from mlx_lm.models.cache import (
 
 from satchel.config.profiles import EXACT, PROFILES, CodecSpec, Profile
 from satchel.engine.attention import route_attention
+from satchel.engine.body import new_body
 from satchel.engine.codecs.registry import codec_for
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.recurrent import is_matrix, rounded
 from satchel.engine.rope_table import RopeTable
+from satchel.errors import UsageError
 
 CODEC = "turbo/1"
 PROBE = mx.array([[0, 0]])  # (1, 2) token ids that every vocabulary has
@@ -123,7 +125,7 @@ class KVFactory:
     ) -> None:
         self.model = model
         self.dtype = dtype
-        self._measure = sensitivity or (lambda factory: list(range(factory._full_layers)))
+        self._measure = sensitivity or (lambda factory: list(range(factory.full_layers)))
         route_attention(model)
 
     def for_model(self, profile: Profile) -> Profile:
@@ -133,17 +135,20 @@ class KVFactory:
     @property
     def compresses(self) -> bool:
         """Whether any of the model's layers can use a compressed cache."""
-        return self._full_layers > 0 and self._seen_compressed is not None
+        return self.full_layers > 0 and self._seen_compressed is not None
 
     def new(self, profile: Profile) -> KVState:
         """An empty state: `TurboQuantKVCache` in place of every full-attention layer's plain `KVCache`.
 
         Sliding-window and recurrent layers keep mlx-lm's own caches. Where the model's attention does not
         pass through `attention.dispatch_attention`, every layer does, and the state's `notice` says so.
+
+        Raises:
+            UsageError: one of the profile's codecs cannot hold vectors of this model's size.
         """
         if profile.is_exact:
             return self._exact(profile, None)
-        if not self._full_layers:
+        if not self.full_layers:
             return self._exact(
                 profile, "this model has no full-attention layer to compress; its state is kept exactly"
             )
@@ -152,11 +157,22 @@ class KVFactory:
                 profile, "this model's attention cannot use a compressed cache; its KV is kept exactly"
             )
         profile = self.for_model(profile)
+        self._check_sizes(profile)
         caches = self.compressed(profile)
         return KVState(profile, caches, self._seen_compressed)
 
     def _exact(self, profile: Profile, notice: str | None) -> KVState:
         return KVState(profile, make_prompt_cache(self.model), self._seen_exact, notice=notice)
+
+    def _check_sizes(self, profile: Profile) -> None:
+        for cache in self._seen_compressed or ():
+            if isinstance(cache, TurboQuantKVCache):
+                for spec, seen in ((profile.keys, cache.keys), (profile.values, cache.values)):
+                    assert seen is not None
+                    try:
+                        new_body(spec, self.dtype).layout(seen.shape[3])
+                    except ValueError as err:
+                        raise UsageError(f"{profile.asked} does not fit this model: {err}") from err
 
     def compressed(self, profile: Profile, kind: type[TurboQuantKVCache] = TurboQuantKVCache) -> list[Any]:
         """Empty caches, those of `kind` in place of every full-attention layer's plain `KVCache`."""
@@ -172,7 +188,7 @@ class KVFactory:
         return caches
 
     @cached_property
-    def _full_layers(self) -> int:
+    def full_layers(self) -> int:
         return sum(type(cache) is KVCache for cache in make_prompt_cache(self.model))
 
     @cached_property

@@ -92,15 +92,19 @@ class Chat:
                     self._renderer.notice(text)
                 case str(text):
                     self._renderer.output(text)
+        self._show_notices()
         return True
 
     def _announce(self) -> None:
         """What was opened, and how."""
         session = self._desk.session
-        while session.notices:
-            self._renderer.notice(session.notices.pop(0))
+        self._show_notices()
         if session.name:
             self._renderer.notice(f"going on in {session.name}: reused {session.reused_tokens} tokens")
+
+    def _show_notices(self) -> None:
+        for notice in self._desk.session.take_notices():
+            self._renderer.notice(notice)
 
 
 @contextmanager
