@@ -20,7 +20,7 @@ from test_kv_cache import (
 )
 
 from satchel.config.profiles import CODEC_BITS, EXACT, CodecSpec
-from satchel.engine.body import CodedBody, ExactBody, new_body
+from satchel.engine.body import MAX_LIFT, CodedBody, ExactBody, new_body
 from satchel.engine.codecs.affine import AffineCodec
 from satchel.engine.codecs.polar import PolarCodec
 from satchel.engine.codecs.qjl import QJLCodec
@@ -269,9 +269,10 @@ def test_the_noise_is_the_mean_squared_error_of_the_first_coded_keys(bits: int):
 
 def test_the_lift_is_half_the_noise_times_the_querys_square():
     body = CodedBody(CodecSpec("turbo", 2), mx.float16, None)
-    body.load({"codes": mx.zeros((1, 2, 1, 4), mx.uint32), "noise": mx.array([0.5, 2.0]).reshape(1, 2, 1, 1)})
+    body.load({"codes": mx.zeros((1, 2, 1, 4), mx.uint32), "noise": mx.array([0.1, 2.0]).reshape(1, 2, 1, 1)})
     queries = mx.array([[3.0, 4.0], [1.0, 0.0]]).reshape(1, 2, 1, 2)
-    assert body.lift(queries).tolist() == [[[[6.25]], [[1.0]]]]
+    assert body.lift(queries).tolist() == [[[[1.25]], [[1.0]]]]
+    assert body.lift(3 * queries).tolist() == [[[[MAX_LIFT]], [[MAX_LIFT]]]]  # 11.25 and 9: of rare tokens
 
 
 @pytest.mark.parametrize("spec", ["exact", "affine4/64", "tq-mse4", "tq-prod4", "qjl4", "polar"])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 import sys
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from satchel.engine import device
 from satchel.engine.device import (
     BLAS_LIBRARIES,
     Device,
@@ -18,6 +21,7 @@ from satchel.engine.device import (
     preload_blas,
     should_dequantise,
 )
+from satchel.engine.turboquant import quantize, scale_and_bias
 
 GIB = 1 << 30
 CPU = Device("cpu", None, 16 * GIB)
@@ -98,3 +102,25 @@ def test_the_current_device_is_what_mlx_uses() -> None:
     assert (device.kind == "cpu") == (mx.default_device() == mx.Device(mx.cpu))
     assert device.blas == preload_blas()
     assert device.memory_bytes > GIB
+
+
+def test_fused_functions_are_compiled_on_a_gpu_and_compute_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compiling for a CPU takes a C++ compiler; on this machine it stands for what a GPU would run."""
+    if not shutil.which("g++"):
+        pytest.skip("MLX compiles for a CPU with g++, which is not here")
+    x = mx.array(np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32))
+    grids = {bits: quantize(x, bits, 64)[1] for bits in (2, 4)}
+    plain = {bits: scale_and_bias(grid, bits) for bits, grid in grids.items()}
+    compiled: list[object] = []
+    compile_ = mx.compile
+    monkeypatch.setattr(mx, "compile", lambda f, **options: compiled.append(f) or compile_(f, **options))
+    monkeypatch.setattr(device, "current_device", lambda: Device("metal", None, 1 << 30))
+    device._compiled.cache_clear()
+    for tokens in (5, 3):  # one compilation serves all lengths
+        for bits, grid in grids.items():
+            for ours, theirs in zip(scale_and_bias(grid[:tokens], bits), plain[bits], strict=True):
+                assert mx.array_equal(ours, theirs[:tokens])
+    assert len(compiled) == 1
+    device._compiled.cache_clear()

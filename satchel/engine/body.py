@@ -14,6 +14,7 @@ import mlx.core as mx
 from satchel.config.profiles import EXACT, CodecSpec
 from satchel.engine.codecs.base import Codec
 from satchel.engine.codecs.registry import codec_for
+from satchel.engine.device import fused
 from satchel.engine.rope_table import RopeTable
 
 CENTRED = ("turbo",)  # codecs whose vectors lose their mean first
@@ -211,13 +212,13 @@ class CodedBody:
     def lift(self, queries: mx.array) -> mx.array | None:
         if self._noise is None:
             return None
-        return mx.minimum(mx.square(queries).sum(-1, keepdims=True) * (0.5 * self._noise), MAX_LIFT)
+        return _lift(mx.square(queries).sum(-1, keepdims=True), self._noise)
 
     def mix(self, weights: mx.array) -> mx.array:
         mixed = self._held().mix(weights, self._rows)
         if self._mean is None:
             return mixed
-        return mixed + weights.sum(-1, keepdims=True) * self._mean.astype(weights.dtype)
+        return _plus_mean(mixed, weights.sum(-1, keepdims=True), self._mean.astype(weights.dtype))
 
     def dense(self, start: int, dtype: mx.Dtype) -> mx.array:
         return (self._held().decode(self._rows) + self._means(start, start + self.tokens)).astype(dtype)
@@ -263,6 +264,16 @@ class CodedBody:
         if (left_turned < DEROTATED_GAIN * left_plain).item():
             return derotated, True
         return plain, False
+
+
+@fused
+def _lift(query_energy: mx.array, noise: mx.array) -> mx.array:
+    return mx.minimum(query_energy * (0.5 * noise), MAX_LIFT)
+
+
+@fused
+def _plus_mean(mixed: mx.array, total_weight: mx.array, mean: mx.array) -> mx.array:
+    return mixed + total_weight * mean
 
 
 def new_body(spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None = None) -> Body:

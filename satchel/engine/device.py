@@ -10,13 +10,17 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import mlx.core as mx
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Only builds whose symbols carry MLX's names (`cblas_sgemm`): prefixed or 64-bit-integer builds do nothing.
 BLAS_LIBRARIES = ("libopenblas.so.0", "libopenblasp.so.0", "libopenblaso.so.0", "libopenblas.so")
@@ -109,6 +113,27 @@ def dense_matmul_rows(transposed: bool) -> float:
     if current_device().kind != "cpu":
         return float("inf")
     return 2 if transposed else 6
+
+
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, elementwise on arrays of any shape, as one kernel where launching kernels costs: on a GPU.
+
+    On a CPU the operations run one by one: MLX would call a C++ compiler, which may not be there.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        on_cpu = current_device().kind == "cpu"
+        return function(*args, **kwargs) if on_cpu else _compiled(function)(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _compiled(function: Callable[P, R]) -> Callable[P, R]:
+    import mlx.core as mx
+
+    return mx.compile(function, shapeless=True)
 
 
 def queues_ahead(device: Device) -> bool:

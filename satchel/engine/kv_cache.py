@@ -162,9 +162,8 @@ class TurboQuantKVCache:
         exact_keys, exact_values = self.keys.astype(q.dtype), self.values.astype(q.dtype)
         body_scores, exact_scores = self.key_body.scores(q, self.sink_tokens), q @ exact_keys.swapaxes(-1, -2)
         if (lift := self.key_body.lift(q)) is not None:
-            exact_scores = (
-                exact_scores - lift
-            )  # the softmax is the same as with a lifted body, which is longer
+            # The softmax is the same as with a lifted body, which is longer.
+            exact_scores = exact_scores - lift
         scores = mx.concatenate([body_scores, exact_scores], axis=-1)
         # (B, n_kv_heads, group * L, body | sink, window)
         if mask is not None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from satchel.engine.device import fused
+
 GROW = 1024  # positions added at a time
 PROBED = (1, 7, 300)  # positions
 
@@ -90,9 +92,8 @@ class RopeTable:
         """q . R_p mean for p in [start, stop): (B, heads, N, head_dim) to (B, heads, N, positions)."""
         q_first, q_second, q_rest = self._pairs(queries)
         m_first, m_second, m_rest = self._pairs(mean)
-        along = q_first * m_first + q_second * m_second
-        across = q_second * m_first - q_first * m_second
-        weights = mx.concatenate([along, across], -1).reshape(-1, self.dims)
+        products = _products(q_first, q_second, m_first, m_second)
+        weights = mx.concatenate(list(products), -1).reshape(-1, self.dims)
         product = weights @ self.between(start, stop).T
         product = product.reshape(*queries.shape[:-1], stop - start)
         if self.dims < queries.shape[-1]:
@@ -114,3 +115,11 @@ class RopeTable:
         if self.traditional:
             return mx.stack([first, second], -1).reshape(*first.shape[:-1], -1)
         return mx.concatenate([first, second], -1)
+
+
+@fused
+def _products(
+    q_first: mx.array, q_second: mx.array, m_first: mx.array, m_second: mx.array
+) -> tuple[mx.array, mx.array]:
+    """What cos and what sin of a pair's angle are multiplied with in q . R_p m."""
+    return q_first * m_first + q_second * m_second, q_second * m_first - q_first * m_second

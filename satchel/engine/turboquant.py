@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
+from satchel.engine.device import fused
+
 # What mx.quantized_matmul takes, but for 128: an eighth of a bit a coordinate is well spent on finer grids.
 GROUP_SIZES = (64, 32)
 
@@ -135,8 +137,12 @@ def scale_and_bias(grids: mx.array, bits: int) -> tuple[mx.array, mx.array]:
     A grid is its scale, a float16. The 6 last bits of that also say where the grid's middle lies, in 63rds of
     its width: bias = scale * (2**bits - 1) * (offset / 63 - 1).
     """
-    scale, offset = grids.astype(mx.float32), (grids.view(mx.uint16) & OFFSETS).astype(mx.float32)
-    top = 2**bits - 1
+    return _scale_and_bias(grids, grids.view(mx.uint16), 2**bits - 1)
+
+
+@fused
+def _scale_and_bias(grids: mx.array, grid_bits: mx.array, top: int) -> tuple[mx.array, mx.array]:
+    scale, offset = grids.astype(mx.float32), (grid_bits & OFFSETS).astype(mx.float32)
     return scale, scale * (offset * (top / OFFSETS) - top)
 
 
