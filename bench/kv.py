@@ -37,14 +37,14 @@ def main() -> None:
     parser.add_argument("--peers", action="store_true", help="with the caches of other projects")
     options = parser.parse_args()
     request = Request(
-        options.model,
-        options.caches,
-        options.texts,
-        options.only,
-        options.tokens,
-        options.chunk,
-        options.json,
-        options.plot,
+        models=options.model,
+        caches=options.caches,
+        texts=options.texts,
+        only=options.only,
+        tokens=options.tokens,
+        chunk=options.chunk,
+        json=options.json,
+        plot=options.plot,
     )
     try:
         bench_kv(request, peers if options.peers else None)

@@ -15,30 +15,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 
 from satchel.cache_store.block import decode_object, encode_object
+from satchel.cache_store.packing import entropy_bits
 from satchel.cache_store.snapshot import BLOCK_TOKENS
 from satchel.config.profiles import get_profile
 from satchel.engine.calibration import Calibration
 from satchel.engine.kv_state import KVState
 from satchel.engine.model import load_model
 from satchel.engine.snapshot_io import Part, export_block, settled_tokens
-
-PREFILL_STEP = 512
+from satchel.laboratory.caches import read
 
 
 def levels(codes: np.ndarray, bits: int) -> np.ndarray:
     """(words,) uint32 as `mx.quantize` packs them to (words * 32 / bits,) uint8."""
     stream = np.unpackbits(codes.view(np.uint8), bitorder="little").reshape(-1, bits)
     return np.packbits(stream, axis=1, bitorder="little")[:, 0]
-
-
-def entropy_bits(symbols: np.ndarray) -> float:
-    counts = np.bincount(symbols)
-    counts = counts[counts > 0]
-    return float((counts * np.log2(counts.sum() / counts)).sum())
 
 
 def code_bits(state: KVState, part: Part) -> dict[str, int]:
@@ -51,7 +44,7 @@ def code_bits(state: KVState, part: Part) -> dict[str, int]:
             ("v", getattr(cache, "value_body", None)),
         ):
             if (name := f"g{number}.{side}.codes") in part.arrays:
-                found[name] = body.bits
+                found[name] = body.spec.bits
     return found
 
 
@@ -91,9 +84,7 @@ def main() -> None:
     factory, rows = Calibration(model).factory, []
     for name in options.profiles:
         state = factory.new(get_profile(name))
-        for start in range(0, len(token_ids), PREFILL_STEP):
-            model.model(mx.array([token_ids[start : start + PREFILL_STEP]]), cache=state.caches)
-            mx.eval([cache.state for cache in state.caches])
+        read(model, state.caches, token_ids)
         rows.append([name, *measure(state, len(token_ids))])
     columns = ["profile", "codes", "rest", "codes + rest", "stored", "ratio", "encode ms", "decode ms"]
     show(f"Bits an element in blocks: {options.model}, {options.tokens} tokens", columns, rows, options.json)

@@ -255,15 +255,19 @@ def archive_session(
     """Make a stored session smaller by storing its context in fewer bits. Lossy: answers may differ."""
     from satchel.config.profiles import get_profile
 
-    profile, head = get_profile(kv), _store().find(name)
+    profile, store = get_profile(kv), _store()
+    head = store.find(name)
     _agree_to_loss(head.name, kv, yes)
-    manager = _manager(_settings(model=model or head.model_name))
+    manager = _manager(_settings(model=model or head.model_name, kv_profile=kv))
+    disk_bytes = store.disk_bytes()
     archived = manager.archive(head.session_id, profile)
     if archived.notice:
         _report(archived.notice)
     before, after = (f"{size / 1e6:.1f} MB" for size in (archived.before_bytes, archived.after_bytes))
     sizes = f"{before} before, {after} in {archived.profile}"
     print(sanitize_line(f"{head.name}: {sizes}; lossy: answers may differ from before"))
+    if store.disk_bytes() >= disk_bytes:
+        _report("nothing was freed yet: another session uses the state of before, or one cannot be read")
 
 
 @sessions.command("rm")
@@ -314,7 +318,14 @@ def bench_kv(
     from satchel.terminal import bench
 
     request = bench.Request(
-        model or (), caches or (), texts or (), only or (), tokens, chunk, json_file, plot
+        models=model or (),
+        caches=caches or (),
+        texts=texts or (),
+        only=only or (),
+        tokens=tokens,
+        chunk=chunk,
+        json=json_file,
+        plot=plot,
     )
     bench.bench_kv(request)
 

@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -61,16 +62,24 @@ class SessionManager:
         self.store, self.model, self.settings = store, model, settings
         self.calibration = Calibration(model)
         self.factory = self.calibration.factory
-        self.profile, self.profile_notice = self.calibration.choose(profile)
-        self._names_layers = bool(profile.raised)
+        self._asked = profile
         base = SMALL_MODEL if model.name == EMBEDDED else recommended(model.path)
         sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
         self.sampler, self.logits_processors = sampling.sampler(), sampling.logits_processors()
 
+    @cached_property
+    def _chosen(self) -> tuple[Profile, str | None]:
+        return self.calibration.choose(self._asked)
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The profile of new sessions: the one asked for, or a safer one. Found when first needed."""
+        return self._chosen[0]
+
     def new(self) -> Session:
         """An empty session, unsaved and unnamed."""
         session = Session(self, self.profile)
-        session.notices += [self.profile_notice] if self.profile_notice else []
+        session.notices += self._safer_profile()
         if self.settings.system_prompt:
             session.messages.append(Message(role="system", content=self.settings.system_prompt))
         return session
@@ -87,6 +96,8 @@ class SessionManager:
         """
         saved = open_session(self.store, name)
         session = Session(self, self._profile_of(saved, profile), saved)
+        if profile is not None and session.profile.asked == profile.asked:
+            session.notices += self._safer_profile()
         session.notices += [note for note in (saved.notice, saved.manifest.archive_note) if note]
         session.load_state()
         return session
@@ -98,8 +109,12 @@ class SessionManager:
         except UsageError:  # a later version's; its state is then foreign, and its words are read again
             return chosen or self.profile
         # The stored name says which layers have more bits; this machine might have chosen others.
-        same = chosen is not None and chosen.asked == stored.asked and not self._names_layers
+        same = chosen is not None and chosen.asked == stored.asked and not self._asked.raised
         return stored if chosen is None or same else chosen
+
+    def _safer_profile(self) -> list[str]:
+        """A line where `profile` is not the one asked for."""
+        return [self._chosen[1]] if self._chosen[1] else []
 
     def archive(self, name: str | None, profile: Profile) -> Archived:
         """Encode a stored session's KV state to fewer bits.
@@ -117,7 +132,10 @@ class SessionManager:
         if saved.notice:
             hint = f"`satchel resume {saved.head.session_id}` goes on from the save before"
             raise DamagedError(f"the last save of {saved.head.name!r} is damaged", hint)
-        stored = get_profile(saved.manifest.profile_name)
+        try:
+            stored = get_profile(saved.manifest.profile_name)
+        except UsageError as err:
+            raise DamagedError(f"{saved.head.name!r} has a profile that this version does not know") from err
         chosen, notice = self.calibration.choose(archive_profile(stored, profile))
         try:
             return Session(self, stored, saved).archive(chosen, notice)
@@ -142,7 +160,6 @@ class Session:
 
     def __init__(self, manager: SessionManager, profile: Profile, saved: Saved | None = None) -> None:
         self.manager = manager
-        self.profile = profile
         self.messages: list[Message] = list(saved.manifest.messages) if saved else []
         self.token_ids: list[int] = []  # what the KV state has read
         self.reused_tokens = 0  # of those, how many came from the store
@@ -151,6 +168,7 @@ class Session:
         self._stored_tokens = 0  # leading tokens whose state is as `_saved` has it
         self._last_stats: Stats | None = None
         self._state = manager.factory.new(profile)
+        self.profile = self._state.profile  # with the layers named that have more bits
         if self._state.notice:
             self.notices.append(self._state.notice)
 
@@ -258,6 +276,8 @@ class Session:
             differing = [name for name in differing if not name.startswith("kv.")]  # those follow from it
             differing.append(f"KV profile ({manifest.profile_name.partition(',raised=')[0]})")
         if differing:
+            if "kv.codec" in differing:
+                raise DamagedError("saved by another version of Satchel")
             raise DamagedError(f"saved with another {', '.join(differing)}")
         try:
             snapshot = load_snapshot(self.manager.store, manifest)

@@ -15,8 +15,9 @@ from satchel.cache_store import frame
 from satchel.cache_store.block import decode_object, encode_object
 from satchel.errors import DamagedError, SatchelError
 
-GOLDEN = Path(__file__).parent / "golden" / "block-1.zst"
+GOLDEN = Path(__file__).parent / "golden"
 META = {"chain_key": "ab" * 32, "engine": {"bits": [4, 4], "note": "ключ 键"}}
+META_2 = {"chain_key": "cd" * 32, "engine": {"groups": [[0, 2], [1]], "layers": {}, "dtypes": {}}}
 
 
 def golden_arrays() -> dict[str, np.ndarray]:
@@ -30,16 +31,29 @@ def golden_arrays() -> dict[str, np.ndarray]:
     }
 
 
-def test_an_object_comes_back_exactly() -> None:
-    meta, arrays = decode_object(encode_object("block", META, golden_arrays()), "block")
-    assert meta == META
-    assert list(arrays) == list(golden_arrays())
-    for name, array in golden_arrays().items():
+def golden_arrays_2() -> dict[str, np.ndarray]:
+    """With 3-bit codes, which are stored as sextets, and a grid of scale and middle in 16 bits."""
+    return {
+        "tokens": np.array([1, 17, 49151], np.uint32),
+        "g0.k.codes": np.array([[[[0xE38C78E3, 0x78E38C78, 0x8C78E38C]]]], np.uint32),
+        "g0.k.grid": np.array([[[[0.125]]], [[[-2.5]]]], np.float16),
+        "g0.k.mean": np.array([1.5, -0.0625], np.float32),
+        "g0.k.turns": np.array([0, 1], np.uint8),
+        "g1.k.codes": np.array([[0x76543210, 0xFEDCBA98]], np.uint32),
+    }
+
+
+@pytest.mark.parametrize(("meta", "given"), [(META, golden_arrays()), (META_2, golden_arrays_2())])
+def test_an_object_comes_back_exactly(meta: dict[str, object], given: dict[str, np.ndarray]) -> None:
+    found, arrays = decode_object(encode_object("block", meta, given), "block")
+    assert found == meta
+    assert list(arrays) == list(given)
+    for name, array in given.items():
         np.testing.assert_array_equal(arrays[name], array, strict=True)
 
 
 def test_the_golden_object_decodes_for_ever() -> None:
-    data = GOLDEN.read_bytes()
+    data = (GOLDEN / "block-1.zst").read_bytes()
     assert frame.object_id(data) == hashlib.sha256(data).hexdigest()
     meta, arrays = decode_object(data, "block")
     assert meta == {"chain_key": "ab" * 32, "engine": {"bits": [4, 4], "note": "ключ 键"}}
@@ -52,6 +66,23 @@ def test_the_golden_object_decodes_for_ever() -> None:
         "empty": ("int32", []),
     }
     assert arrays["empty"].shape == (0, 4)
+
+
+def test_the_golden_object_with_sextets_decodes_for_ever() -> None:
+    data = (GOLDEN / "block-2.zst").read_bytes()
+    payload = zstandard.ZstdDecompressor().decompress(data)
+    assert b'"name":"g0.k.codes","planes":false,"sextets":true' in payload
+    assert bytes([0o43, 0o43, 0o07, 0o43]) * 4 in payload  # 3, 4, 3, 4, 7, 0, 3, 4, four times
+    meta, arrays = decode_object(data, "block")
+    assert meta == {"chain_key": "cd" * 32, "engine": {"groups": [[0, 2], [1]], "layers": {}, "dtypes": {}}}
+    assert {name: (array.dtype.name, array.tolist()) for name, array in arrays.items()} == {
+        "tokens": ("uint32", [1, 17, 49151]),
+        "g0.k.codes": ("uint32", [[[[0xE38C78E3, 0x78E38C78, 0x8C78E38C]]]]),
+        "g0.k.grid": ("float16", [[[[0.125]]], [[[-2.5]]]]),
+        "g0.k.mean": ("float32", [1.5, -0.0625]),
+        "g0.k.turns": ("uint8", [0, 1]),
+        "g1.k.codes": ("uint32", [[0x76543210, 0xFEDCBA98]]),
+    }
 
 
 def test_the_layout_inside_the_frame() -> None:

@@ -20,7 +20,7 @@ from test_kv_cache import (
 )
 
 from satchel.config.profiles import CODEC_BITS, EXACT, CodecSpec
-from satchel.engine.body import MAX_LIFT, CodedBody, ExactBody, new_body
+from satchel.engine.body import MAX_LIFT, CodedBody, ExactBody, new_key_body, new_value_body
 from satchel.engine.codecs.affine import AffineCodec
 from satchel.engine.codecs.polar import PolarCodec
 from satchel.engine.codecs.qjl import QJLCodec
@@ -60,21 +60,23 @@ ROW_BYTES = {
     "qjl8": 64 + 2,
     "polar": 23 + 8,
 }
-FIXED_BYTES = {"turbo": 64 * 4 + 4}  # the mean, and the mean squared error of a coordinate, in float32
+FIXED = ("mean", "gain", "noise")
+# In float32: the mean, and of keys each channel's gain and the mean squared error of a coordinate.
+FIXED_BYTES = {("turbo", "k"): (64 + 64 + 1) * 4, ("turbo", "v"): 64 * 4}
 every_spec = pytest.mark.parametrize("spec", ROW_BYTES)
 
 
 def rows(cache: TurboQuantKVCache, side: str) -> dict[str, mx.array]:
     """What a body holds by token."""
     body = cache.key_body if side == "k" else cache.value_body
-    return {name: array for name, array in body.arrays().items() if name not in ("mean", "noise")}
+    return {name: array for name, array in body.arrays().items() if name not in FIXED}
 
 
 def reference(cache: TurboQuantKVCache, queries: mx.array) -> np.ndarray:
     """Causal attention of the last tokens in float64 to the keys and values that codes stand for.
 
-    Scores of exact tokens are lower by v |q|^2 / 2, where v is the mean squared error of a coordinate of the
-    coded keys: as much as the error of those raises their exponentials on average.
+    Scores of exact tokens are lower by v |q / gain|^2 / 2, where v is the mean squared error of a coordinate
+    of the keys as they are coded: as much as the error of those raises their exponentials on average.
     """
     L, head_dim = queries.shape[2:]
     group = queries.shape[1] // cache.keys.shape[1]
@@ -83,7 +85,9 @@ def reference(cache: TurboQuantKVCache, queries: mx.array) -> np.ndarray:
     scores = q @ keys.swapaxes(-1, -2)
     if (noise := cache.arrays().get("k.noise")) is not None:
         exact = np.r_[0 : cache.sink_tokens, cache.body_stop : cache.offset]
-        scores[..., exact] -= np.array(noise).repeat(group, axis=1) * (q * q).sum(-1, keepdims=True) / 2
+        scaled = q / np.array(cache.arrays()["k.gain"]).repeat(group, axis=1)
+        lift = np.array(noise).repeat(group, axis=1) * (scaled * scaled).sum(-1, keepdims=True) / 2
+        scores[..., exact] -= np.minimum(lift, MAX_LIFT)
     scores = np.where(np.tri(L, cache.offset, cache.offset - L, dtype=bool), scores, -np.inf)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True) @ values
@@ -154,12 +158,13 @@ def test_bytes_are_those_of_the_layout(spec: str):
     cache = new_cache(f"{spec}+{spec}")
     feed(cache, sequence(300), 0, 300)
     assert layout(cache) == (4, 128, 168)
-    exact, body = 172 * 64 * 2, 128 * ROW_BYTES[spec] + FIXED_BYTES.get(CodecSpec.parse(spec).codec, 0)
-    assert cache.nbytes == 2 * 2 * (exact + body)  # two heads, keys and values
+    exact, coded, codec = 172 * 64 * 2, 128 * ROW_BYTES[spec], CodecSpec.parse(spec).codec
+    sides = sum(exact + coded + FIXED_BYTES.get((codec, side), 0) for side in "kv")
+    assert cache.nbytes == 2 * sides  # two heads
     for side, body in (("k", cache.key_body), ("v", cache.value_body)):
         like = {name: (array.dtype, array.shape) for name, array in rows(cache, side).items()}
         assert like == {name: (dtype, (1, 2, 128, n)) for name, (dtype, n) in body.layout(64).items()}
-        fixed = {name: body.arrays()[name] for name in ("mean", "noise") if name in body.arrays()}
+        fixed = {name: body.arrays()[name] for name in FIXED if name in body.arrays()}
         like = {name: (array.dtype, array.shape) for name, array in fixed.items()}
         assert like == {name: (dtype, (1, 2, 1, n)) for name, (dtype, n) in body.fixed_layout(64).items()}
 
@@ -258,17 +263,17 @@ def test_the_noise_is_the_mean_squared_error_of_the_first_coded_keys(bits: int):
     x, cache = sequence(300), new_cache(f"k{bits}v{bits}")
     x[1] = x[1] * mx.array([1.0, 3.0])[None, :, None, None]  # the heads apart
     feed(cache, x, 0, 300)
-    for side, body, exact in (("k", cache.key_body, x[1]), ("v", cache.value_body, x[2])):
-        error = mx.square(body.dense(4, mx.float32) - exact[:, :, 4:132]).mean((2, 3), keepdims=True)
-        noise = cache.arrays()[f"{side}.noise"]
-        assert noise.shape == (1, 2, 1, 1)
-        np.testing.assert_allclose(noise, error, rtol=0.02)  # the exact keys are held in float16
-    ratio = (cache.arrays()["k.noise"][0, 1] / cache.arrays()["k.noise"][0, 0]).item()
-    assert ratio == pytest.approx(9, rel=0.1)
+    arrays = cache.arrays()
+    error = (cache.key_body.dense(4, mx.float32) - x[1][:, :, 4:132]) * arrays["k.gain"]
+    assert arrays["k.noise"].shape == (1, 2, 1, 1)
+    # The exact keys are held in float16.
+    np.testing.assert_allclose(arrays["k.noise"], mx.square(error).mean((2, 3), keepdims=True), rtol=0.02)
+    assert (arrays["k.noise"][0, 1] / arrays["k.noise"][0, 0]).item() == pytest.approx(9, rel=0.1)
+    assert "v.noise" not in arrays
 
 
 def test_the_lift_is_half_the_noise_times_the_querys_square():
-    body = CodedBody(CodecSpec("turbo", 2), mx.float16, None)
+    body = CodedBody(CodecSpec("turbo", 2), mx.float16, None, is_keys=True)
     body.load({"codes": mx.zeros((1, 2, 1, 4), mx.uint32), "noise": mx.array([0.1, 2.0]).reshape(1, 2, 1, 1)})
     queries = mx.array([[3.0, 4.0], [1.0, 0.0]]).reshape(1, 2, 1, 2)
     assert body.lift(queries).tolist() == [[[[1.25]], [[1.0]]]]
@@ -277,29 +282,51 @@ def test_the_lift_is_half_the_noise_times_the_querys_square():
 
 @pytest.mark.parametrize("spec", ["exact", "affine4/64", "tq-mse4", "tq-prod4", "qjl4", "polar"])
 def test_codecs_without_a_fitted_mean_have_no_lift(spec: str):
-    body = new_body(CodecSpec.parse(spec), mx.float16)
+    body = new_key_body(CodecSpec.parse(spec), mx.float16)
     body.append(gaussian(1, 2, 20, 64), 0, 20)
     assert body.lift(gaussian(1, 2, 1, 64)) is None
     assert body.fixed_layout(64) == {}
 
 
 @pytest.mark.parametrize("turning", [True, False])
-def test_deviation_is_from_the_mean_that_the_first_tokens_would_fix(turning: bool):
+def test_sensitivity_is_of_what_is_left_without_the_mean(turning: bool):
     rope, offset = nn.RoPE(64), 20 * gaussian(1, 2, 1, 64, seed=9)
     x = rope(gaussian(1, 2, 50, 64) + offset, offset=4) if turning else gaussian(1, 2, 50, 64) + offset
-    body = new_body(CodecSpec("turbo", 8), mx.float16, RopeTable.of(rope))
-    deviation = body.deviation(x, 4)
+    body = new_key_body(CodecSpec("turbo", 8), mx.float16, RopeTable.of(rope))
+    queries = gaussian(1, 2, 30, 64, seed=1)
+    sensitivity = body.sensitivity(queries, x, 4)
     assert (body.tokens, body.arrays()) == (0, {})
-    assert mx.square(deviation).mean().item() == pytest.approx(1 - 1 / 50, rel=0.05)
+    assert sensitivity.item() == pytest.approx(64 * (1 - 1 / 50), rel=0.1)  # |q|^2 by the variance
+    assert body.sensitivity(3 * queries, x, 4).item() == pytest.approx(9 * sensitivity.item(), rel=1e-4)
     body.append(mx.concatenate([gaussian(1, 2, 4, 64), x], axis=2), 4, 50)
     assert body.mean_turns is turning
     np.testing.assert_allclose(body.dense(4, mx.float32), x, atol=0.05)
-    assert body.arrays()["noise"].max().item() < 1e-4  # so the codes are those of the deviation
 
 
-def test_exact_bodies_deviate_by_all_of_it():
-    x = gaussian(1, 2, 50, 64) + 5
-    assert mx.array_equal(new_body(EXACT, mx.float16).deviation(x, 4), x)
+def test_gains_bring_channels_together_and_leave_less_error():
+    """With gains of sigma^-1/2 the squared error is E[sigma]^2 / E[sigma^2] of what it is without."""
+    sigma = mx.array([1.0] * 32 + [6.0] * 32)
+    x, body = gaussian(1, 1, 400, 64) * sigma, new_key_body(CodecSpec("turbo", 4), mx.float16)
+    body.append(x, 0, 400)
+    gain = np.array(body.arrays()["gain"])[0, 0, 0]
+    assert gain[:32].mean() / gain[32:].mean() == pytest.approx(6**0.5, rel=0.05)
+    assert np.log(gain).mean() == pytest.approx(0, abs=1e-5)
+    values = new_value_body(CodecSpec("turbo", 4), mx.float16)  # without gains
+    values.append(x, 0, 400)
+    assert sorted(values.arrays()) == ["codes", "grid", "mean"]
+    error, without = (mx.square(b.dense(0, mx.float32) - x).mean().item() for b in (body, values))
+    assert error / without == pytest.approx(3.5**2 / 18.5, rel=0.1)
+
+
+def test_a_channel_that_never_moves_and_a_head_of_zeros_have_finite_gains():
+    x = gaussian(1, 2, 100, 64) * mx.array([1.0, 0.0])[None, :, None, None]
+    x[..., 5] = 0
+    body = new_key_body(CodecSpec("turbo", 4), mx.float16)
+    body.append(x, 0, 100)
+    assert mx.isfinite(body.arrays()["gain"]).all()
+    dense = body.dense(0, mx.float32)
+    assert mx.array_equal(dense[:, 1], x[:, 1])
+    assert mx.square(dense - x)[:, 0].mean().item() < 0.012
 
 
 # -- kinds of bodies -----------------------------------------------------------------------------------
@@ -317,7 +344,6 @@ def test_a_body_loads_what_another_holds(spec: str):
         loaded.mean_turns = body.mean_turns
         assert loaded.tokens == body.tokens == 128
         assert mx.array_equal(loaded.dense(4, mx.float32), body.dense(4, mx.float32))
-        assert loaded.finite(body.arrays()).item()
     assert cache.key_body.mean_turns is (CodecSpec.parse(spec).codec == "turbo")
 
 
@@ -326,17 +352,20 @@ def test_a_body_loads_what_another_holds(spec: str):
 def test_rows_of_what_is_not_finite_say_so(spec: str, bad: float):
     x = np.array(gaussian(1, 2, 20, 64))
     x[0, 1, 15, 60] = bad
-    body = new_body(CodecSpec.parse(spec), mx.float16)
+    body = new_value_body(CodecSpec.parse(spec), mx.float16)
     body.append(mx.array(x[:, :, :15]), 0, 10)
-    assert body.finite(body.arrays()).item()
     body.append(mx.array(x), 10, 5)
-    assert body.finite(body.arrays()).item()
+    assert all(map(all_finite, body.arrays().values()))
     body.append(mx.array(x), 15, 5)
-    assert not body.finite(body.arrays()).item()
+    assert not all(map(all_finite, body.arrays().values()))
+
+
+def all_finite(array: mx.array) -> bool:
+    return not mx.issubdtype(array.dtype, mx.floating) or bool(mx.isfinite(array).all())
 
 
 def test_exact_keys_and_values_have_a_body_of_their_own():
-    body = new_body(EXACT, mx.bfloat16)
+    body = new_value_body(EXACT, mx.bfloat16)
     assert isinstance(body, ExactBody)
     assert body.layout(64) == {"x": (mx.bfloat16, 64)}
 

@@ -261,7 +261,7 @@ def test_later_tokens_never_change_what_the_body_holds():
         feed(cache, x, start, start + 50)
     for name, array in before.items():
         now = cache.arrays()[name]
-        fixed = name.endswith(("mean", "noise"))
+        fixed = name.endswith(("mean", "gain", "noise"))
         assert mx.array_equal(now if fixed else now[:, :, :tokens], array), name
 
 
@@ -314,11 +314,11 @@ def test_an_attention_that_does_not_know_the_cache_fails():
 
 def nbytes_of(tokens: int, kv_heads: int, head_dim: int, k_bits: int, v_bits: int) -> int:
     """Exact tokens at 16 bits, body tokens at their bits with 16 bits a group of 64, and fixed when the body
-    began, in float32: the means and the mean error of a coordinate.
+    began, in float32: the means, and of keys the gains and the mean error of a coordinate.
     """
     exact = 4 + 128 + (tokens - 132) % 64
     row = sum(head_dim * bits // 8 + head_dim // 64 * 2 for bits in (k_bits, v_bits))
-    return kv_heads * (exact * head_dim * 4 + (tokens - exact) * row + 2 * (head_dim + 1) * 4)
+    return kv_heads * (exact * head_dim * 4 + (tokens - exact) * row + (3 * head_dim + 1) * 4)
 
 
 @pytest.mark.parametrize(("k_bits", "v_bits"), [(4, 4), (3, 3), (2, 2), (8, 4)])

@@ -436,6 +436,15 @@ def put_in_place(path: Path, make: Make) -> None:
     make(path)
 
 
+def test_disk_bytes_count_all_objects_whoever_refers_to_them(store: LocalStore) -> None:
+    assert store.disk_bytes() == 0
+    store.put_block(b"abc")
+    store.put_block(b"abcd")
+    assert store.disk_bytes() == 7
+    assert store.sweep() == 7
+    assert store.disk_bytes() == 0
+
+
 @pytest.fixture
 def no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A read that waits for ever, as of a pipe, fails after two seconds."""

@@ -63,6 +63,12 @@ def test_the_golden_manifest_decodes_for_ever() -> None:
     assert decode_manifest((GOLDEN / "manifest-1.zst").read_bytes()) == make_manifest()
 
 
+def test_the_golden_manifest_of_an_archive_decodes_for_ever() -> None:
+    manifest = decode_manifest((GOLDEN / "manifest-2.zst").read_bytes())
+    assert manifest == make_manifest(profile_name="turbo2,raised=0.7", archived_from="turbo4,window=256")
+    assert manifest.archive_note == "archived from turbo4,window=256: lossy"
+
+
 def test_bytes_that_are_not_text_do_not_stop_a_save() -> None:
     manifest = make_manifest(messages=(Message(role="user", content="caf\udce9 \U0001f392"),))
     assert decode_manifest(encode_manifest(manifest)).messages[0].content == "caf? \U0001f392"

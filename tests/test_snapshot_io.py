@@ -268,11 +268,13 @@ def test_arrays_of_a_part():
     assert shapes == {f"g0.{side}.{name}": like for side in "kv" for name, like in per_token.items()}
     assert (first.start, first.stop, third.start, third.stop) == (0, 256, 512, 768)
     assert set(first.arrays) - set(second.arrays) == {
-        f"g0.{side}.{name}" for side in "kv" for name in ("sink", "mean", "turns", "noise")
+        *(f"g0.{side}.{name}" for side in "kv" for name in ("sink", "mean", "turns")),
+        *("g0.k.gain", "g0.k.noise"),
     }
     assert first.arrays["g0.k.sink"].shape == (2, 2, 4, 64)
     assert first.arrays["g0.k.codes"].shape == (2, 2, 252, 8)
     assert first.arrays["g0.k.mean"].shape == (2, 2, 1, 64)
+    assert first.arrays["g0.k.gain"].shape == (2, 2, 1, 64)
     assert first.arrays["g0.k.noise"].shape == (2, 2, 1, 1)
     assert (tail.start, tail.stop) == (768, 1000)
     assert tail.arrays["g0.k.codes"].shape == (2, 2, 68, 8)
@@ -407,7 +409,7 @@ def test_what_is_too_large_for_its_norms_is_not_saved(profile: str, saved: bool)
 # -- hostile parts -------------------------------------------------------------------------------------
 
 Change = Callable[[list[Part]], object]  # in place, or to the list it returns
-HELD_TWICE = ("mean", "turns", "noise")  # by the first part and by the tail, whose own are used
+HELD_TWICE = ("mean", "turns", "gain", "noise")  # by the first part and by the tail, whose own are used
 
 
 @cache
@@ -495,7 +497,7 @@ def test_missing_arrays_are_refused(part: int):
             refuse("llama", lambda parts, name=name: without(parts[part].arrays, name))
 
 
-@pytest.mark.parametrize("name", ["g0.k.mean", "g0.v.turns", "g0.k.noise"])
+@pytest.mark.parametrize("name", ["g0.k.mean", "g0.v.turns", "g0.k.gain", "g0.k.noise"])
 def test_a_missing_mean_is_refused(name: str):
     refuse("llama", lambda parts: [without(part.arrays, name) for part in (parts[0], parts[2])] and None)
 
@@ -505,7 +507,7 @@ def test_arrays_of_another_plain_dtype_are_refused(dtype: str):
     for part, names in (
         (0, ["k.sink", "v.codes"]),
         (1, ["k.codes", "v.grid"]),
-        (2, ["v.window", "k.mean", "v.noise"]),
+        (2, ["v.window", "k.mean", "k.gain", "k.noise"]),
     ):
         for name in names:
             array = good_parts("llama")[part].arrays[f"g0.{name}"]
@@ -637,3 +639,17 @@ def test_parts_of_another_profile_or_model_are_refused():
         parts = export(read_state(model, profile, 300), 300)
         with pytest.raises(ValueError, match="saved"):
             restore(factory("llama").new(get_profile("turbo4")), parts)
+
+
+def test_a_mean_that_turns_is_refused_where_no_rope_is_known() -> None:
+    """Without the table it would be taken for a plain mean, and every score would be wrong."""
+    factory = KVFactory(tiny_models.tiny_llama(64), mx.float16)
+    state, empty = factory.new(get_profile("k4v4")), factory.new(get_profile("k4v4"))
+    factory.model(mx.array([list(range(100)) * 3]), cache=state.caches)
+    part = export_tail(state, 0, 300)
+    for layer in empty.caches:
+        layer.key_body.rope = None
+    turns = {name: np.ones_like(array) for name, array in part.arrays.items() if name.endswith("k.turns")}
+    assert turns
+    with pytest.raises(ValueError, match="saved mean turns with the position"):
+        restore(empty, [Part(0, 300, {**part.arrays, **turns}, part.meta)])

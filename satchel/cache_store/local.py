@@ -261,13 +261,26 @@ class LocalStore:
                     return 0
             stored = [path for path in list_dir(self._heads) if path.name.startswith(TEMPORARY_PREFIX)]
             freed = 0
-            for folder in (*list_dir(self._blocks), self._manifests):
-                with contextlib.suppress(SatchelError):
-                    stored += list_dir(folder)
-            for path in stored:
+            for path in (*stored, *self._object_paths()):
                 with contextlib.suppress(SatchelError):
                     freed += 0 if path.name in live else delete_file(path)
             return freed
+
+    def disk_bytes(self) -> int:
+        """Bytes of all blocks, tails and manifests, those included that nothing refers to."""
+        total = 0
+        for path in self._object_paths():
+            with contextlib.suppress(FileNotFoundError):  # deleted while we were looking
+                total += path.lstat().st_size
+        return total
+
+    def _object_paths(self) -> list[Path]:
+        """Blocks, tails and manifests, and whatever else lies among them."""
+        found: list[Path] = []
+        for folder in (*list_dir(self._blocks), self._manifests):
+            with contextlib.suppress(SatchelError):
+                found += list_dir(folder)
+        return found
 
     def _references(self, manifest_id: str) -> set[str]:
         """Ids that a session's current manifest keeps alive: itself, its parent's, and their objects."""

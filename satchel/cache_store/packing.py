@@ -39,6 +39,10 @@ PLANAR = frozenset({"uint16", "float16", "float32"})
 SEXTETS_GAIN = 0.99
 SAMPLE_TRIPLES = 4096
 
+# numpy multiplies the dimensions of an array without elements too, leaving zeros out, and refuses what does
+# not fit 63 bits.
+MAX_SHAPE_BYTES = 1 << 62
+
 _ZIP_LOCAL_HEADER = struct.Struct("<4sHHHHHLLLHH")  # APPNOTE.TXT 4.3.7
 _ZIP_PADDING_ID = 0xD935  # the extra field that Android's zipalign pads with
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
@@ -72,6 +76,12 @@ class ArraySpec(Record):
     shape: Annotated[tuple[Annotated[int, Field(ge=0, lt=1 << 40)], ...], Field(max_length=8, strict=False)]
     planes: bool = False
     sextets: bool = False
+
+    @model_validator(mode="after")
+    def _countable(self) -> Self:
+        if math.prod(max(size, 1) for size in self.shape) * DTYPES[self.dtype].itemsize >= MAX_SHAPE_BYTES:
+            raise ValueError("its shape is beyond what an array can have")
+        return self
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -204,10 +214,10 @@ def _better_as_sextets(words: np.ndarray) -> bool:
         return False
     triples = np.asarray(words, dtype=DTYPES["uint32"], order="C").reshape(-1, 3)
     sample = triples[:: -(-len(triples) // SAMPLE_TRIPLES)].reshape(-1).view(np.uint8)
-    return _entropy_bits(_spread_sextets(sample)) < SEXTETS_GAIN * _entropy_bits(sample)
+    return entropy_bits(_spread_sextets(sample)) < SEXTETS_GAIN * entropy_bits(sample)
 
 
-def _entropy_bits(symbols: np.ndarray) -> float:
+def entropy_bits(symbols: np.ndarray) -> float:
     """What an ideal coder that knows how often each uint8 occurs, and nothing else, needs for all of them."""
     counts = np.bincount(symbols.reshape(-1))
     counts = counts[counts > 0]

@@ -86,8 +86,9 @@ def save_snapshot(
         fork: begin another session with `base`'s history, and leave `base`'s own as it is. Where others
             may have removed `base`, its blocks may be gone too: hand over a whole snapshot.
         archived_from: the KV profile that the state had before it was encoded to fewer bits, if it was.
-        drop_base_state: delete `base`'s state, and keep its words alone as the generation before. What the
-            disk refuses to delete now goes with a later `sweep`.
+        drop_base_state: delete `base`'s state, and keep its words alone as the generation before. A later
+            `sweep` deletes what the disk refuses now, and all where any session's head or current manifest
+            cannot be read, since nothing is swept then.
 
     Raises:
         HeadMovedError: the session is not at `base` any more; save again with `fork` to keep both.
@@ -99,17 +100,14 @@ def save_snapshot(
     continued = base if base and not fork else None
     session_id = continued.head.session_id if continued else secrets.token_hex(16)
     kept = _kept_blocks(snapshot, base)
-    parent = (base.earlier or base.head.manifest) if base else None
     with store.locked():
-        if base and drop_base_state:
-            parent = store.put_manifest(base.manifest.words_alone()).manifest
         blocks, key = _put_blocks(store, snapshot, parent=kept[-1].chain_key if kept else ROOT)
         tail = _put_tail(store, snapshot, key, session_id)
         manifest = Manifest(
             session_id=session_id,
             name=name,
             generation=continued.head.generation + 1 if continued else 1,
-            parent=parent,
+            parent=_parent(store, base, drop_base_state),
             created_at=datetime.now(UTC),
             model_name=model_name,
             profile_name=profile_name,
@@ -152,6 +150,15 @@ def load_snapshot(store: LocalStore, manifest: Manifest) -> Snapshot | None:
             raise DamagedError(f"object {ref.sha256[:12]} belongs to another context")
     *blocks, tail = (block for block, _ in objects)
     return Snapshot(manifest.identity, tuple(blocks), tail)
+
+
+def _parent(store: LocalStore, base: Saved | None, drop_state: bool) -> str | None:
+    """The id of the manifest that is saved from: `base`'s, or with `drop_state` one of its words alone."""
+    if base is None:
+        return None
+    if drop_state:
+        return store.put_manifest(base.manifest.words_alone()).manifest
+    return base.earlier or base.head.manifest
 
 
 def _kept_blocks(snapshot: Snapshot, base: Saved | None) -> tuple[BlockRef, ...]:

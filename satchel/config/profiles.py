@@ -121,7 +121,7 @@ class Profile:
 
     @property
     def asked(self) -> str:
-        """The name as a user says it, without what `for_model` added."""
+        """The name without the raised layers, which a session's name has and a user seldom says."""
         return ",".join(part for part in self.name.split(",") if not part.startswith("raised="))
 
     def as_dict(self) -> dict[str, object]:

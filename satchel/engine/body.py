@@ -24,6 +24,8 @@ DEROTATED_GAIN = 0.9
 # that of rare tokens. In the models measured, lifts are up to 1.7 on average in a head (Gemma 3 at 2 bits).
 MAX_LIFT = 2.0
 
+LEAST_SIGMA = 1e-3  # of the strongest channel's: a channel that never moves must not get all the precision
+
 Layout = dict[str, tuple[mx.Dtype, int]]  # name to dtype and width of arrays (B, n_kv_heads, T, width)
 
 
@@ -36,9 +38,6 @@ class Body(Protocol):
 
     @property
     def tokens(self) -> int: ...
-
-    def deviation(self, x: mx.array, position: int) -> mx.array:
-        """x (B, n_kv_heads, T, head_dim) from `position` on, less the mean that an empty body would take."""
 
     def append(self, exact: mx.array, start: int, count: int) -> None:
         """Take over tokens [start, start + count) of `exact` (B, n_kv_heads, T, head_dim)."""
@@ -77,9 +76,6 @@ class Body(Protocol):
     def fixed_layout(self, head_dim: int) -> Layout:
         """The arrays that hold one row, fixed when the first tokens came."""
 
-    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
-        """Whether all that `rows`, some of `arrays`, stand for is finite, a bool () array."""
-
 
 class ExactBody:
     """16-bit floats of `dtype`, as they came."""
@@ -93,9 +89,6 @@ class ExactBody:
     @property
     def tokens(self) -> int:
         return 0 if self.x is None else self.x.shape[2]
-
-    def deviation(self, x: mx.array, position: int) -> mx.array:
-        return x
 
     def append(self, exact: mx.array, start: int, count: int) -> None:
         new = exact[:, :, start : start + count]
@@ -132,9 +125,6 @@ class ExactBody:
     def fixed_layout(self, head_dim: int) -> Layout:
         return {}
 
-    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
-        return mx.isfinite(rows["x"]).all()
-
     def _held(self) -> mx.array:
         assert self.x is not None
         return self.x
@@ -148,12 +138,14 @@ class CodedBody:
     the key projection turns with the position, and a plain mean catches its slow channels only.
     """
 
-    def __init__(self, spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None) -> None:
+    def __init__(self, spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None, is_keys: bool) -> None:
         self.spec = spec
         self.dtype = dtype
         self.rope = rope
+        self.is_keys = is_keys
         self.mean_turns = False
         self._mean: mx.array | None = None  # (B, n_kv_heads, 1, head_dim) float32
+        self._gain: mx.array | None = None  # (B, n_kv_heads, 1, head_dim) float32; of keys, as is the noise
         self._noise: mx.array | None = None  # (B, n_kv_heads, 1, 1) float32
         self._rows: dict[str, mx.array] = {}  # (B, n_kv_heads, tokens, width) each
         self._codec: Codec | None = None
@@ -167,12 +159,6 @@ class CodedBody:
             self._codec = codec_for(self.spec, head_dim, self.dtype)
         return self._codec
 
-    def deviation(self, x: mx.array, position: int) -> mx.array:
-        if self.spec.codec not in CENTRED:
-            return x
-        mean, turns = self._choose_mean(x, position)
-        return x - self._turned(mean, turns, position, position + x.shape[2])
-
     def append(self, exact: mx.array, start: int, count: int) -> None:
         position = start + self.tokens
         codec = self.codec(exact.shape[3])
@@ -180,14 +166,34 @@ class CodedBody:
         if first and self.spec.codec in CENTRED:
             known = exact[:, :, start:].astype(mx.float32)
             self._mean, self.mean_turns = self._choose_mean(known, position)
+            if self.is_keys:
+                self._gain = _gain(known - self._means(position, position + known.shape[2]))
         x = exact[:, :, start : start + count].astype(mx.float32) - self._means(position, position + count)
+        if self._gain is not None:
+            x = x * self._gain
         new = codec.encode(x)
         if first:
             self._rows = new
-            if self._mean is not None:
+            if self._gain is not None:
                 self._noise = mx.square(x - codec.decode(new)).mean((2, 3), keepdims=True)
         else:
             self._rows = {name: mx.concatenate([self._rows[name], new[name]], axis=2) for name in new}
+
+    def sensitivity(self, queries: mx.array, x: mx.array, position: int) -> mx.array:
+        """The variance of scores if the codes' relative error were 1, the mean over all heads, ().
+
+        A rotated code's error points anywhere, so a score's is |q / gain|^2 |gain (k - mean)|^2 / head_dim
+        times the codec's relative error.
+
+        Args:
+            queries: (B, n_kv_heads, N, head_dim), as attention has them.
+            x: (B, n_kv_heads, T, head_dim), what an empty body would fix mean and gain by.
+        """
+        mean, turns = self._choose_mean(x, position)
+        deviation = x - self._turned(mean, turns, position, position + x.shape[2])
+        gain = _gain(deviation)
+        query_energy = mx.square(queries / gain).sum(-1).mean(-1)  # (B, n_kv_heads)
+        return (query_energy * mx.square(deviation * gain).mean((2, 3))).mean()
 
     def trim(self, n: int) -> None:
         if n:
@@ -195,12 +201,12 @@ class CodedBody:
             self._rows = {name: mx.contiguous(rows[:, :, :kept]) for name, rows in self._rows.items()}
 
     def clear(self) -> None:
-        self._mean = self._noise = None
+        self._mean = self._gain = self._noise = None
         self._rows = {}
         self.mean_turns = False
 
     def scores(self, queries: mx.array, start: int) -> mx.array:
-        scores = self.codec(queries.shape[3]).scores(queries, self._rows)
+        scores = self._held().scores(self._against_gain(queries), self._rows)
         if self._mean is None:
             return scores
         if self.mean_turns and self.rope is not None:
@@ -212,7 +218,7 @@ class CodedBody:
     def lift(self, queries: mx.array) -> mx.array | None:
         if self._noise is None:
             return None
-        return _lift(mx.square(queries).sum(-1, keepdims=True), self._noise)
+        return _lift(mx.square(self._against_gain(queries)).sum(-1, keepdims=True), self._noise)
 
     def mix(self, weights: mx.array) -> mx.array:
         mixed = self._held().mix(weights, self._rows)
@@ -221,31 +227,33 @@ class CodedBody:
         return _plus_mean(mixed, weights.sum(-1, keepdims=True), self._mean.astype(weights.dtype))
 
     def dense(self, start: int, dtype: mx.Dtype) -> mx.array:
-        return (self._held().decode(self._rows) + self._means(start, start + self.tokens)).astype(dtype)
+        x = self._against_gain(self._held().decode(self._rows))
+        return (x + self._means(start, start + self.tokens)).astype(dtype)
 
     def arrays(self) -> dict[str, mx.array]:
-        fixed = {"mean": self._mean, "noise": self._noise} if self._rows else {}
+        fixed = {"mean": self._mean, "gain": self._gain, "noise": self._noise} if self._rows else {}
         return {name: array for name, array in fixed.items() if array is not None} | self._rows
 
     def load(self, arrays: Mapping[str, mx.array]) -> None:
         rows = dict(arrays)
-        self._mean, self._noise = rows.pop("mean", None), rows.pop("noise", None)
+        self._mean, self._gain, self._noise = (rows.pop(name, None) for name in ("mean", "gain", "noise"))
         self._rows = rows
 
     def layout(self, head_dim: int) -> Layout:
         return self.codec(head_dim).layout()
 
     def fixed_layout(self, head_dim: int) -> Layout:
-        return (
-            {"mean": (mx.float32, head_dim), "noise": (mx.float32, 1)} if self.spec.codec in CENTRED else {}
-        )
-
-    def finite(self, rows: Mapping[str, mx.array]) -> mx.array:
-        return self._held().finite(rows)
+        if self.spec.codec not in CENTRED:
+            return {}
+        mean: Layout = {"mean": (mx.float32, head_dim)}
+        return mean | {"gain": (mx.float32, head_dim), "noise": (mx.float32, 1)} if self.is_keys else mean
 
     def _held(self) -> Codec:
         assert self._codec is not None
         return self._codec
+
+    def _against_gain(self, x: mx.array) -> mx.array:
+        return x if self._gain is None else x / self._gain.astype(x.dtype)
 
     def _means(self, start: int, stop: int) -> mx.array:
         return mx.array(0.0) if self._mean is None else self._turned(self._mean, self.mean_turns, start, stop)
@@ -266,6 +274,15 @@ class CodedBody:
         return plain, False
 
 
+def _gain(deviation: mx.array) -> mx.array:
+    """A factor for each channel, by the energy of vectors less their mean: (B, n_kv_heads, 1, head_dim)."""
+    sigma = mx.sqrt(mx.square(deviation).mean(2, keepdims=True))
+    largest = sigma.max(-1, keepdims=True)
+    sigma = mx.where(largest > 0, mx.maximum(sigma, LEAST_SIGMA * largest), 1)
+    log_gain = -0.5 * mx.log(sigma)
+    return mx.exp(log_gain - log_gain.mean(-1, keepdims=True))
+
+
 @fused
 def _lift(query_energy: mx.array, noise: mx.array) -> mx.array:
     return mx.minimum(query_energy * (0.5 * noise), MAX_LIFT)
@@ -276,6 +293,11 @@ def _plus_mean(mixed: mx.array, total_weight: mx.array, mean: mx.array) -> mx.ar
     return mixed + total_weight * mean
 
 
-def new_body(spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None = None) -> Body:
-    """An empty body; `rope` is that of keys, and `dtype` the 16-bit dtype of what is held as floats."""
-    return ExactBody(dtype) if spec == EXACT else CodedBody(spec, dtype, rope)
+def new_key_body(spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None = None) -> Body:
+    """An empty body of keys, which `rope` has turned; `dtype` is the 16-bit one of what is held as floats."""
+    return ExactBody(dtype) if spec == EXACT else CodedBody(spec, dtype, rope, is_keys=True)
+
+
+def new_value_body(spec: CodecSpec, dtype: mx.Dtype) -> Body:
+    """An empty body of values."""
+    return ExactBody(dtype) if spec == EXACT else CodedBody(spec, dtype, None, is_keys=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import mlx.core as mx
@@ -13,12 +13,14 @@ import numpy as np
 
 from satchel.config.paths import cache_dir
 from satchel.config.profiles import DEFAULT_PROFILE, PROFILES, Profile, get_profile
+from satchel.engine.body import CodedBody
+from satchel.engine.digests import json_sha256
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVFactory, KVState
 from satchel.engine.model import EMBEDDED, LoadedModel
 from satchel.files import atomic_file
 
-VERSION = 1  # raise it when the text or the measure changes
+VERSION = 2  # raise it when the text, a measure or what `turbo` loses changes: old figures are then left
 TOKENS = 256
 
 # Some of what people talk about with a model: the layers' order hardly depends on it.
@@ -47,7 +49,7 @@ Freezing stops this; warming the loaf undoes it for a while.
 # What a profile may cost in the check, mean KL(exact || profile) in nats: four times what it costs the worst
 # of the models measured (docs/research.md). From one that costs more, the next safer is tried.
 MAX_KL = {"turbo2": 0.08, "turbo3": 0.02, "turbo4": 0.007, "k8v4": 0.0012}
-SAFER = (*MAX_KL, "exact")
+SAFER = (*MAX_KL, "exact")  # in this order
 # A check must be short: so the window is, and codes are soon in use.
 CHECK_WINDOW = 16
 CHECK_CHUNKS = (128, 192, 256)  # where chunks end; the last two are compared
@@ -61,8 +63,8 @@ class Calibration:
     """
 
     def __init__(self, model: LoadedModel) -> None:
-        fingerprint = f"{model.fingerprint.weights[:32]}-{model.fingerprint.tokenizer[:16]}-{VERSION}"
-        self._record = cache_dir() / "calibration" / f"{fingerprint}.json"
+        key = json_sha256([VERSION, asdict(model.fingerprint), str(model.dtype), str(model.cache_dtype)])
+        self._record = cache_dir() / "calibration" / f"{key[:32]}.json"
         self._known_to_pass = model.name == EMBEDDED  # its figures are those of the tests and of the README
         self._token_ids = model.tokenizer.encode(TEXT)[:TOKENS]
         self.factory = KVFactory(model.model, model.cache_dtype, self._sensitivity)
@@ -70,7 +72,7 @@ class Calibration:
     def choose(self, profile: Profile) -> tuple[Profile, str | None]:
         """`profile` as this model uses it, or the next safer one that it stands, and a line that says so."""
         name, _, options = profile.asked.partition(",")
-        if name not in MAX_KL or self._known_to_pass or not self.factory.compresses:
+        if name not in MAX_KL or profile.raised or self._known_to_pass or not self.factory.compresses:
             return self.factory.for_model(profile), None
         for safer in SAFER[SAFER.index(name) :]:
             chosen = self.factory.for_model(get_profile(f"{safer},{options}" if options else safer))
@@ -110,8 +112,7 @@ class Calibration:
 def measure_sensitivity(factory: KVFactory, token_ids: Sequence[int]) -> list[float]:
     """For each full-attention layer, the variance of its scores if the keys' relative error were 1.
 
-    A rotated code's error points anywhere, so a score's is |q|^2 |k - mean|^2 / head_dim times the codec's
-    relative error. 0 where it is not finite.
+    0 where it is not finite.
     """
     caches = factory.compressed(PROFILES[DEFAULT_PROFILE], _Observer)
     mx.eval(factory.model(mx.array([list(token_ids)]), cache=caches))
@@ -125,15 +126,15 @@ def measure_kl(factory: KVFactory, token_ids: Sequence[int], profile: Profile) -
     exact = _log_probs(factory, factory.new(PROFILES["exact"]), [token_ids])
     chunks = [token_ids[:first], *(token_ids[start:stop] for start, stop in pairwise(CHECK_CHUNKS))]
     other = _log_probs(factory, factory.new(profile), chunks)
-    kl = (mx.exp(exact) * (exact - other)).sum(-1)[first:].mean()
+    kl = (mx.exp(exact) * (exact - other)).sum(-1).mean()
     return float(np.nan_to_num(np.array(kl), nan=np.inf))
 
 
 def _log_probs(factory: KVFactory, state: KVState, chunks: Sequence[Sequence[int]]) -> mx.array:
-    """After each token, (tokens, vocabulary) float32."""
+    """After each token that is compared, (tokens, vocabulary) float32."""
     logits = [factory.model(mx.array([list(chunk)]), cache=state.caches)[0] for chunk in chunks if chunk]
-    log_probs = mx.concatenate(logits).astype(mx.float32)
-    return log_probs - mx.logsumexp(log_probs, axis=-1, keepdims=True)
+    compared = mx.concatenate(logits)[CHECK_CHUNKS[0] :].astype(mx.float32)
+    return compared - mx.logsumexp(compared, axis=-1, keepdims=True)
 
 
 class _Observer(TurboQuantKVCache):
@@ -147,8 +148,8 @@ class _Observer(TurboQuantKVCache):
         assert self.keys is not None
         B, _, _, head_dim = queries.shape
         q = (queries.astype(mx.float32) * scale).reshape(B, self.keys.shape[1], -1, head_dim)
-        query_energy = mx.square(q).sum(-1).mean(-1)  # (B, n_kv_heads)
         sink = self.sink_tokens
-        deviation = self.key_body.deviation(self.keys[:, :, sink:].astype(mx.float32), sink)
-        self.sensitivity = (query_energy * mx.square(deviation).mean((2, 3))).mean()
+        if isinstance(self.key_body, CodedBody):
+            keys = self.keys[:, :, sink:].astype(mx.float32)
+            self.sensitivity = self.key_body.sensitivity(q, keys, sink)
         return super().attend(queries, scale, mask, sinks)

@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
 from satchel.config.profiles import Profile
-from satchel.engine.body import new_body
+from satchel.engine.body import new_key_body, new_value_body
 from satchel.engine.rope_table import RopeTable
 
 # Up to this many new tokens attend to the packed codes; more de-quantise the body and use fused attention.
@@ -46,8 +46,8 @@ class TurboQuantKVCache:
         self.attended = 0  # `offset` when attention last ran; equal to it unless the model went another way
         self.keys: mx.array | None = None  # (B, n_kv_heads, sink + window, head_dim) in `dtype`
         self.values: mx.array | None = None
-        self.key_body = new_body(profile.keys, dtype, rope)
-        self.value_body = new_body(profile.values, dtype)
+        self.key_body = new_key_body(profile.keys, dtype, rope)
+        self.value_body = new_value_body(profile.values, dtype)
 
     # -- what mlx-lm calls ---------------------------------------------------------------------------
 

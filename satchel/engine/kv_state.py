@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -25,14 +25,16 @@ from mlx_lm.models.cache import (
 
 from satchel.config.profiles import EXACT, PROFILES, CodecSpec, Profile
 from satchel.engine.attention import route_attention
-from satchel.engine.body import new_body
+from satchel.engine.body import new_value_body
 from satchel.engine.codecs.registry import codec_for
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.recurrent import is_matrix, rounded
 from satchel.engine.rope_table import RopeTable
 from satchel.errors import UsageError
 
-CODEC = "turbo/1"
+# Raise it when stored codes come to mean something else and no constant of a codec says so: the reading of a
+# grid, padding, the order of numbers in a row.
+CODEC = "turbo/2"
 PROBE = mx.array([[0, 0]])  # (1, 2) token ids that every vocabulary has
 
 
@@ -126,6 +128,7 @@ class KVFactory:
         self.model = model
         self.dtype = dtype
         self._measure = sensitivity or (lambda factory: list(range(factory.full_layers)))
+        self._probed: dict[tuple[object, ...], RopeTable | None] = {}
         route_attention(model)
 
     def for_model(self, profile: Profile) -> Profile:
@@ -170,7 +173,7 @@ class KVFactory:
                 for spec, seen in ((profile.keys, cache.keys), (profile.values, cache.values)):
                     assert seen is not None
                     try:
-                        new_body(spec, self.dtype).layout(seen.shape[3])
+                        new_value_body(spec, self.dtype).layout(seen.shape[3])
                     except ValueError as err:
                         raise UsageError(f"{profile.asked} does not fit this model: {err}") from err
 
@@ -183,9 +186,19 @@ class KVFactory:
         full = [index for index, (_, cache) in enumerate(layers) if type(cache) is KVCache]
         for number, index in enumerate(full):
             rope = _rope_of(layers[index][0])
-            table = tables.setdefault(_rope_settings(rope), RopeTable.of(rope))
+            settings = _rope_settings(rope)
+            if settings not in tables:
+                tables[settings] = self._rope_table(settings, rope)
+            table = tables[settings]
             caches[index] = kind(profile.for_layer(number, len(full)), self.dtype, table)
         return caches
+
+    def _rope_table(self, settings: tuple[object, ...], rope: object) -> RopeTable | None:
+        """An empty table for `rope`, which is probed once."""
+        if settings not in self._probed:
+            self._probed[settings] = RopeTable.of(rope)
+        probed = self._probed[settings]
+        return replace(probed) if probed else None
 
     @cached_property
     def full_layers(self) -> int:

@@ -24,7 +24,8 @@ def to_bytes(x: mx.array) -> tuple[mx.array, mx.array]:
     """
     x = x.astype(mx.float32)
     largest = mx.abs(x).max(-1, keepdims=True)
-    steps = mx.where(largest > 0, mx.power(2.0, mx.ceil(mx.log2(largest / LIMIT))), 0.0)
+    # The next power of two, by its bits: no device rounds a logarithm quite like another.
+    steps = (((largest / LIMIT).view(mx.uint32) + 0x7FFFFF) & 0x7F800000).view(mx.float32)
     levels = mx.clip(mx.round(x / mx.where(steps > 0, steps, 1)), -LIMIT, LIMIT)
     return (levels + 128).astype(mx.uint8), mx.where(mx.isfinite(largest), steps, largest)
 

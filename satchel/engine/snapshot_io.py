@@ -13,7 +13,7 @@ error `g0.k.noise` (n, n_kv_heads, 1, 1). The tail has the window `g0.k.window`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from satchel.engine.recurrent import from_bytes, is_matrix, to_bytes
 from satchel.errors import SatchelError
 
 Meta = dict[str, Any]
-FIXED = {"mean", "noise"}  # a body's arrays that hold one row
+FIXED = {"mean", "gain", "noise"}  # a body's arrays that hold one row
 # What a state's arrays are made of. MLX narrows or refuses others.
 DTYPES = tuple(
     np.dtype(name) for name in ("uint8", "uint16", "uint32", "int32", "int64", "float16", "float32")
@@ -128,7 +128,6 @@ def _export(state: KVState, start: int, stop: int, *, tail: bool) -> Part:
                 meta["layers"][str(index)] = _encode_tree(cache.state, f"L{index:03d}", stacked, compact)
     floats = [array for array in stacked.values() if mx.issubdtype(array.dtype, mx.floating)]
     finite = [mx.isfinite(array).all() for array in floats]
-    finite += [flag for index, layer in pieces.items() for flag in _finite_rows(state.caches[index], layer)]
     mx.eval(list(stacked.values()), finite)
     if not all(flag.item() for flag in finite):
         raise NonFiniteError
@@ -161,15 +160,6 @@ def _pieces(cache: Any, start: int, stop: int, tail: bool) -> dict[str, mx.array
         if last > first:
             pieces |= {f"{side}.{name}": held[name][0, :, first:last] for name in held if name not in FIXED}
     return pieces
-
-
-def _finite_rows(cache: Any, pieces: Mapping[str, mx.array]) -> Iterator[mx.array]:
-    """Whether the rows that codecs made are of finite vectors: not all of them say so in floats."""
-    if isinstance(cache, TurboQuantKVCache):
-        for side, body in (("k", cache.key_body), ("v", cache.value_body)):
-            rows = {name: pieces[f"{side}.{name}"] for name in body.arrays() if f"{side}.{name}" in pieces}
-            if rows.keys() - FIXED:
-                yield body.finite(rows)
 
 
 def _settled(cache: Any) -> int:
@@ -334,11 +324,15 @@ def _restore_side(
         for name, array in held.items():
             row_dtype, width = layout[name]
             _check_array(array, row_dtype, (*like[:3], width), stop - exact.shape[2])
-        for name, (dtype, width) in body.fixed_layout(like[3]).items():
+        fixed = body.fixed_layout(like[3])
+        for name, (dtype, width) in fixed.items():
             held[name] = layer[f"{side}.{name}"]
             _check_array(held[name], dtype, (*like[:3], width), 1)
+        if fixed:
             _check_array(layer[f"{side}.turns"], mx.uint8, (1,))
             body.mean_turns = bool(layer[f"{side}.turns"].item())
+            if body.mean_turns and body.rope is None:
+                raise ValueError("a layer's saved mean turns with the position, and this model's does not")
         body.load(held)
     if body.tokens + exact.shape[2] != stop:
         raise ValueError(f"a layer holds {body.tokens + exact.shape[2]} tokens where {stop} were saved")

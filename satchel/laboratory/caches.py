@@ -53,7 +53,7 @@ def caches_by_name(model: LoadedModel, names: Sequence[str]) -> dict[str, Candid
     """`mlx-lm N` is mlx-lm's cache of N bits in groups of 64, anything else a KV profile of ours.
 
     Raises:
-        UsageError: a name is neither.
+        UsageError: a name is neither, or a profile that this model cannot use.
     """
     check_cache_names(names)
     factory = Calibration(model).factory
@@ -77,6 +77,11 @@ def logits(model: LoadedModel, caches: list[Any], token_ids: Sequence[int]) -> m
     found = model.model(mx.array([list(token_ids)]), cache=caches)[0].astype(mx.float32)
     mx.eval(found, list(held_arrays(caches)))
     return found
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    """Log-probabilities, nats, of logits whose last axis is the vocabulary."""
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def held_arrays(caches: object) -> Iterator[mx.array]:
@@ -116,6 +121,8 @@ def _mlx_lm(model: LoadedModel, name: str) -> Candidate:
 
 def _ours(factory: KVFactory, name: str) -> Candidate:
     profile = get_profile(name)
+    if notice := factory.new(profile).notice:
+        raise UsageError(f"{name} cannot be measured: {notice}")
     return Candidate(name, lambda: factory.new(profile).caches, state=lambda: factory.new(profile))
 
 

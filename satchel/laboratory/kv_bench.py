@@ -100,6 +100,7 @@ def _quality(
         for candidate in candidates.values():
             yield f"{candidate.name} on {text}"
             yield quality(model, candidate, reference)
+        del reference  # before the next is made: with a large vocabulary each takes half a gigabyte
 
 
 def _greedy(model: LoadedModel, candidates: Mapping[str, Candidate], plan: Plan) -> Iterator[str | GreedyRow]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 import numpy as np
 
-from satchel.laboratory.caches import Candidate, logits, read
+from satchel.laboratory.caches import Candidate, log_softmax, logits, read
 from satchel.laboratory.texts import token_ids
 
 if TYPE_CHECKING:
@@ -107,9 +107,8 @@ def retrieve(model: LoadedModel, candidate: Candidate, hay: Haystack, chunk: int
     with candidate.attention():
         read(model, caches, hay.token_ids)
         for start in range(0, len(hay.questions), chunk):
-            found = logits(model, caches, hay.questions[start : start + chunk])
-            found = found - mx.logsumexp(found, axis=-1, keepdims=True)
-            following = mx.array(hay.questions[start + 1 : start + chunk + 1])
+            found = log_softmax(logits(model, caches, hay.questions[start : start + chunk]))
+            following = mx.array(hay.questions[start + 1 : start + chunk + 1], mx.int32)  # may be empty
             likeliest.append(np.array(found.argmax(-1)))
             known = mx.take_along_axis(found[: following.size], following[:, None], axis=-1)
             chosen.append(np.array(known)[:, 0])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PLOT_PARTS = ("quality", "storage")
 SIZE_IN, DPI = (9.0, 5.6), 120
 COLOURS = ("#0b6e4f", "#c8553d", "#3d5a98", "#8a5a9e", "#b07d12", "#5b6770", "#1b8a9e", "#a23b72")
-MARKERS = "oDs^vPXp"
+MARKERS = "oDs^vPX"  # one fewer than colours, so that the 57th pair is the first to come again
 # Where a label may stand: right and up from its point, in points, and which of its sides is there.
 PLACES = [
     (dx * reach, dy * reach, horizontal, vertical)
@@ -86,6 +86,19 @@ def points(report: Report) -> list[Point]:
     ]
 
 
+def title(report: Report) -> str:
+    """Model, tokens and texts of the quality that was measured: texts may be shorter than was asked for."""
+    measured = [row for row in report.rows if isinstance(row, QualityRow)]
+    counts = sorted({row.tokens for row in measured})
+    tokens = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+    return f"{report.model}, {tokens} tokens: {', '.join(sorted({row.text for row in measured}))}"
+
+
+def style(number: int) -> tuple[str, str]:
+    """Colour and marker of family `number`, from 0."""
+    return COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+
+
 def write_plot(reports: Sequence[Report], path: Path) -> None:
     """KL (a log axis) against bits held, a panel for each model, as PNG.
 
@@ -115,23 +128,22 @@ def write_plot(reports: Sequence[Report], path: Path) -> None:
 def _draw(
     panel: Axes, canvas: FigureCanvasAgg, report: Report, found: Sequence[Point], families: Sequence[str]
 ) -> None:
-    texts = sorted({row.text for row in report.rows if isinstance(row, QualityRow)})
     panel.set_yscale("log")
     panel.set_xlabel("bits held per key or value coordinate, all counted")
     panel.set_ylabel("KL(exact ‖ cache), nats")
-    panel.set_title(f"{report.model}, {report.tokens:,} tokens: {', '.join(texts)}", loc="left", fontsize=11)
+    panel.set_title(title(report), loc="left", fontsize=11)
     panel.grid(True, which="major", color="#e3e6e8", linewidth=0.8)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
     panel.margins(x=0.12, y=0.12)
     for number, family in enumerate(families):
         members = sorted((p for p in found if _family(p.cache) == family), key=lambda point: point.bits)
-        colour = COLOURS[number % len(COLOURS)]
+        colour, marker = style(number)
         panel.plot(
             [p.bits for p in members],
             [p.kl for p in members],
             color=colour,
-            marker=MARKERS[number % len(MARKERS)],
+            marker=marker,
             linewidth=1.4,
             markersize=7,
         )
@@ -151,7 +163,7 @@ def _label(panel: Axes, canvas: FigureCanvasAgg, found: Sequence[Point], familie
     spots = panel.transData.transform([(point.bits, point.kl) for point in found])
     taken = [Bbox.from_bounds(x - CLEAR_PX, y - CLEAR_PX, 2 * CLEAR_PX, 2 * CLEAR_PX) for x, y in spots]
     for point in sorted(found, key=lambda point: point.kl):
-        colour = COLOURS[families.index(_family(point.cache)) % len(COLOURS)]
+        colour, _ = style(families.index(_family(point.cache)))
         for place in PLACES:
             label = _write(panel, point, place, colour)
             label.update_positions(renderer)
@@ -181,5 +193,5 @@ def _write(panel: Axes, point: Point, place: tuple[float, float, str, str], colo
 
 
 def _family(cache: str) -> str:
-    """Caches that differ in their bits alone: the name without its numbers."""
+    """Caches whose names differ in their numbers alone (bits, groups, windows): the name without them."""
     return re.sub(r"[\d.]+", "", cache).strip()

@@ -11,10 +11,9 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-import mlx.core as mx
 import numpy as np
 
-from satchel.laboratory.caches import Candidate, exact, logits, read
+from satchel.laboratory.caches import Candidate, exact, log_softmax, logits, read
 
 if TYPE_CHECKING:
     from satchel.engine.model import LoadedModel
@@ -99,7 +98,7 @@ def log_probs(
     """Log-probabilities after each token from `prefill` on, in pieces of (`chunk`, vocabulary) float32."""
     read(model, caches, token_ids[:prefill])
     for start in range(prefill, len(token_ids), chunk):
-        yield np.array(_log_softmax(logits(model, caches, token_ids[start : start + chunk])))
+        yield np.array(log_softmax(logits(model, caches, token_ids[start : start + chunk])))
 
 
 def compare(exact: np.ndarray, pieces: Iterable[np.ndarray], targets: Sequence[int]) -> Comparison:
@@ -154,7 +153,3 @@ def agreement(
                 break
             agreed += 1
     return GreedyRow(candidate.name, text, len(prompt), agreed, len(expected))
-
-
-def _log_softmax(found: mx.array) -> mx.array:
-    return found - mx.logsumexp(found, axis=-1, keepdims=True)

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from satchel.errors import SatchelError
+from satchel.files import atomic_write
 from satchel.laboratory.kv_bench import PARTS, Row
 from satchel.laboratory.needle import NeedleRow
 from satchel.laboratory.quality import GreedyRow, QualityRow
@@ -49,17 +49,16 @@ class Report:
 
 
 def write_json(reports: Sequence[Report], path: Path) -> None:
-    """Raises SatchelError where the file cannot be written."""
-    versions = {name: version(name) for name in ("satchel", "mlx", "mlx-lm")}
+    """Raises SatchelError where the file cannot be written; what was there before is then as it was."""
+    versions = {"python": platform.python_version()}
+    versions |= {name: version(name) for name in ("satchel", "mlx", "mlx-lm")}
     content = {
         "versions": versions,
         "machine": f"{platform.system()} {platform.machine()}",
         "models": [report.as_dict() for report in reports],
     }
-    try:
-        path.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as err:
-        raise SatchelError(f"cannot write {path}: {err.strerror or err}") from err
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    atomic_write(path.resolve(), text.encode())  # resolved: a link stays one
 
 
 def _finite(value: Any) -> Any:

@@ -28,7 +28,7 @@ def token_ids(model: LoadedModel, name: str, tokens: int) -> list[int]:
         UsageError: no such text, or one that is not on this machine.
     """
     check_text_names([name])
-    if name == "chat":
+    if name == CHAT:
         text = render(model.tokenizer, json.loads(_data("chat.json")))
         encoded = model.tokenizer.encode(text, add_special_tokens=False)  # the template has brought them
     else:
@@ -38,7 +38,7 @@ def token_ids(model: LoadedModel, name: str, tokens: int) -> list[int]:
 
 def available_texts() -> list[str]:
     """The names of the texts that this machine has."""
-    return [name for name in TEXTS if name != "gpl" or GPL.exists()]
+    return [name for name in NAMES if name != "gpl" or GPL.exists()]
 
 
 def check_text_names(names: list[str]) -> None:
@@ -46,7 +46,7 @@ def check_text_names(names: list[str]) -> None:
     available = available_texts()
     for name in names:
         if name not in available:
-            problem = f"{GPL} is not there" if name in TEXTS else f"no text is called {name!r}"
+            problem = f"{GPL} is not there" if name in NAMES else f"no text is called {name!r}"
             raise UsageError(problem, f"there are {', '.join(available)}")
 
 
@@ -59,13 +59,14 @@ def _data(name: str) -> str:
 
 
 # `pydoc` is Python's own documentation, `code` the source of its argparse; `prose` (an English story),
-# `chinese` (another) and `chat` (on a script, with code and lists, in the model's own template) were written
-# for this.
+# `chinese` (another) and `chat` (on a script, with code and lists, in the model's own template, so no text
+# without a model) were written for this.
 TEXTS: dict[str, Callable[[], str]] = {
     "pydoc": _pydoc,
     "gpl": lambda: GPL.read_text(encoding="utf-8"),
     "prose": lambda: _data("prose.txt"),
     "code": lambda: inspect.getsource(argparse),
     "chinese": lambda: _data("chinese.txt"),
-    "chat": lambda: _data("chat.json"),
 }
+CHAT = "chat"
+NAMES = (*TEXTS, CHAT)

@@ -5,9 +5,11 @@ Knows nothing of how anything is measured.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TextIO
@@ -47,19 +49,20 @@ COLUMNS = {
     "bits_stored": ("bits stored", ".2f"),
     "decode_tokens_s": ("decode/s", ".2f"),
     "decode_x_exact": ("× exact", ".2f"),
-    "decode_x_mlx_lm_4": ("× mlx-lm 4", ".2f"),
+    "decode_x_mlx_lm_4": ("× mlx-lm", ".2f"),
+    "prefill_tokens": ("prefilled", ",d"),
     "prefill_tokens_s": ("prefill/s", ".0f"),
     "prefill_x_exact": ("× exact", ".2f"),
-    "encode_melements_s": ("encode M/s", ".0f"),
-    "decode_melements_s": ("decode M/s", ".0f"),
-    "encode_share": ("encode/prefill", ".1%"),
+    "encode_melements_s": ("enc M/s", ".0f"),
+    "decode_melements_s": ("dec M/s", ".0f"),
+    "encode_share": ("enc part", ".1%"),
 }
 TITLES = {
     "quality": "Quality against the exact cache",
     "greedy": "Greedy tokens until the first that differs",
     "needle": "Facts retrieved, by depth",
     "storage": "Bits a key or value coordinate",
-    "speed": "Speed: tokens a second, million coordinates a second",
+    "speed": "Speed: tokens a second, million coordinates a second, encoding as a part of prefill",
 }
 WORDS = ("cache", "text", "depths")  # columns to the left
 
@@ -68,7 +71,7 @@ Extra = Callable[[LoadedModel], Mapping[str, Candidate]]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for. Empty lists stand for all; names may be lists with commas."""
+    """What was asked for. Empty lists stand for all; names but those of models may be lists with commas."""
 
     models: Sequence[str] = ()
     caches: Sequence[str] = ()
@@ -91,19 +94,24 @@ def bench_kv(request: Request, extra: Extra | None = None, out: TextIO | None = 
         SatchelError: a model cannot be loaded or measured, or a file cannot be written.
     """
     plan, caches = _checked(request)
-    reports = []
-    for name in _listed(request.models) or ["embedded"]:
+    reports: list[Report] = []
+
+    def measure(name: str) -> None:
         model = load_model(name, progress=_say)
         candidates = caches_by_name(model, caches) | dict(extra(model) if extra else {})
-        shown = str(model.device.kind), str(model.dtype).removeprefix("mlx.core.")
-        report = Report(name, " ".join(shown), plan.tokens, plan.chunk)
+        described = str(model.device.kind), str(model.dtype).removeprefix("mlx.core.")
+        report = Report(name, " ".join(described), plan.tokens, plan.chunk)
         reports.append(report)
-        try:
-            _run(model, candidates, plan, report)
-        finally:  # hours of measuring may end in Ctrl-C: what there is, is shown and kept
-            show(report, out or sys.stdout)
+        # Hours of measuring may end in Ctrl-C: what there is, is kept first, and then shown.
+        with ExitStack() as at_the_end:
+            at_the_end.callback(show, report, out or sys.stdout)
             if request.json:
-                write_json(reports, request.json)
+                at_the_end.callback(write_json, reports, request.json)
+            _run(model, candidates, plan, report)
+
+    for name in dict.fromkeys(request.models or ("embedded",)):
+        measure(name)
+        gc.collect()  # a model is held in a circle by what measures it; the next one needs its memory
     if request.plot:
         write_plot(reports, request.plot)
     return reports
@@ -165,6 +173,8 @@ def _checked(request: Request) -> tuple[Plan, list[str]]:
     for path in filter(None, (request.json, request.plot)):
         if not path.parent.is_dir():
             raise UsageError(f"there is no directory {str(path.parent)!r}")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{str(path)!r} is not a file")
     if request.plot:
         check_plot(request.plot)
         plan = replace(plan, parts=[part for part in PARTS if part in {*plan.parts, *PLOT_PARTS}])

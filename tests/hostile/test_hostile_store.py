@@ -108,6 +108,12 @@ HOSTILE = {
     "the length runs into the arrays": framed(envelope(CODES), GOOD_NPZ, claimed=400),
     "a dimension of 2^60": framed(envelope(CODES | {"shape": [1 << 60]}), GOOD_NPZ),
     "dimensions that overflow 64 bits": framed(envelope(CODES | {"shape": [1 << 33, 1 << 33]}), GOOD_NPZ),
+    "no elements, and dimensions that overflow 64 bits": framed(
+        envelope(CODES | {"shape": [0, 1 << 33, 1 << 33]}), npz(("codes.npy", npy(np.zeros(0, np.uint32))))
+    ),
+    "no elements, and dimensions beyond 63 bits": framed(
+        envelope(CODES | {"shape": [1 << 39, 0, 1 << 23]}), npz(("codes.npy", npy(np.zeros(0, np.uint32))))
+    ),
     "a negative dimension": framed(envelope(CODES | {"shape": [-4]}), GOOD_NPZ),
     "a fraction as dimension": framed(envelope(CODES | {"shape": [4.0]}), GOOD_NPZ),
     "an object array": framed(envelope(CODES), npz(("codes.npy", OBJECTS))),

@@ -14,7 +14,8 @@ class Codec(ABC):
     """Maps vectors of one head_dim to rows of packed numbers and back. Immutable.
 
     A row depends on its own vector alone, so rows can be appended and cut. Whatever is not finite in a vector
-    shows in its row (`finite`), so that saving can refuse it: nothing here waits for the device to look.
+    makes a floating value of its row not finite, so that saving can refuse it: nothing here waits for the
+    device to look.
     """
 
     @abstractmethod
@@ -32,11 +33,6 @@ class Codec(ABC):
     def constants(self) -> Mapping[str, bytes]:
         """What rows can only be read with, and no parameter says: random signs, matrices, codebooks."""
         return {}
-
-    def finite(self, rows: Rows) -> mx.array:
-        """Whether all that `rows` stand for is finite, a bool () array."""
-        floats = [array for array in rows.values() if mx.issubdtype(array.dtype, mx.floating)]
-        return mx.stack([mx.isfinite(array).all() for array in floats]).all()
 
     def scores(self, queries: mx.array, rows: Rows) -> mx.array:
         """q . x for queries (B, n_kv_heads, N, head_dim) and rows of T vectors: (B, n_kv_heads, N, T)."""
