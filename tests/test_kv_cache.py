@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from mlx_lm.generate import maybe_quantize_kv_cache
 
 from satchel.config.profiles import Profile, get_profile
-from satchel.engine import kv_cache
+from satchel.engine import device, kv_cache
 from satchel.engine.body import CodedBody
-from satchel.engine.codecs import turbo
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.rope_table import RopeTable
 
@@ -160,10 +159,10 @@ def masks(L: int, T: int, batch: int, heads: int) -> dict[str, mx.array | str | 
 
 
 @pytest.mark.parametrize("L", [1, 4])
-@pytest.mark.parametrize("rows", [2, float("inf")], ids=["dense scores", "packed scores"])
+@pytest.mark.parametrize("start", [-np.inf, np.inf], ids=["codes unpacked", "MLX's own matmul"])
 @pytest.mark.parametrize("bits", ALL_BITS)
-def test_packed_and_dense_attention_agree(monkeypatch: pytest.MonkeyPatch, bits: int, rows: float, L: int):
-    monkeypatch.setattr(turbo, "dense_matmul_rows", lambda transposed: rows)
+def test_packed_and_dense_attention_agree(monkeypatch: pytest.MonkeyPatch, bits: int, start: float, L: int):
+    monkeypatch.setattr(device, "UNPACKING_STARTS_NS", start)
     without_lift(monkeypatch)
     rope = nn.RoPE(64)
     x = sequence(270, batch=2)
@@ -179,9 +178,11 @@ def test_packed_and_dense_attention_agree(monkeypatch: pytest.MonkeyPatch, bits:
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("start", [-np.inf, np.inf], ids=["codes unpacked", "MLX's own matmul"])
 def test_packed_and_dense_attention_agree_at_every_head_dim(
-    monkeypatch: pytest.MonkeyPatch, bits: int, head_dim: int
+    monkeypatch: pytest.MonkeyPatch, bits: int, head_dim: int, start: float
 ):
+    monkeypatch.setattr(device, "UNPACKING_STARTS_NS", start)
     without_lift(monkeypatch)
     x, cache = sequence(260, head_dim=head_dim), new_cache(f"k{bits}v{bits}")
     feed(cache, x, 0, 260)

@@ -80,7 +80,7 @@ def test_a_wrong_environment_variable_is_named_by_its_name(config, monkeypatch):
 
 def test_an_unknown_profile_lists_the_known_ones(config):
     assert complaint({"kv_profile": "turbo9"}).startswith(
-        "no KV profile is called 'turbo9'; known are exact, "
+        "no KV profile is called 'turbo9' (turbo has 2, 3, 4, 8 bits, not 9); known are exact, "
     )
 
 

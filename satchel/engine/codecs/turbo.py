@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from satchel.engine.codecs.base import Codec, Rows
-from satchel.engine.device import dense_matmul_rows
+from satchel.engine.device import PackedMatrix
 from satchel.engine.turboquant import Rotation, dequantize, quantize, scale_and_bias
 
 
@@ -25,7 +25,9 @@ class TurboCodec(Codec):
         return {"codes": codes, "grid": grids}
 
     def decode(self, rows: Rows) -> mx.array:
-        return self.rotation.invert(self._rotated(rows))
+        return self.rotation.invert(
+            dequantize(rows["codes"], rows["grid"], self.bits, self.rotation.group_size)
+        )
 
     def layout(self) -> dict[str, tuple[mx.Dtype, int]]:
         groups = self.rotation.padded_dim // self.rotation.group_size
@@ -36,24 +38,12 @@ class TurboCodec(Codec):
         return {"signs": np.packbits(np.array(self.rotation.signs) < 0).tobytes()}
 
     def scores(self, queries: mx.array, rows: Rows) -> mx.array:
-        return self._matmul(self.rotation.apply(queries), rows, transpose=True)
+        return self._packed(rows).matmul(self.rotation.apply(queries), transpose=True)
 
     def mix(self, weights: mx.array, rows: Rows) -> mx.array:
-        return self.rotation.invert(self._matmul(weights, rows, transpose=False))
+        return self.rotation.invert(self._packed(rows).matmul(weights, transpose=False))
 
-    def _rotated(self, rows: Rows) -> mx.array:
-        return dequantize(rows["codes"], rows["grid"], self.bits, self.rotation.group_size)
-
-    def _matmul(self, x: mx.array, rows: Rows, transpose: bool) -> mx.array:
-        """`x @ rotated`, or `x @ rotated.T` with `transpose`, x (B, n_kv_heads, N, tokens or padded_dim)."""
-        if x.shape[2] >= dense_matmul_rows(transpose):
-            rotated = self._rotated(rows).astype(x.dtype)
-            return x @ (rotated.swapaxes(-1, -2) if transpose else rotated)
-        return mx.quantized_matmul(
-            x,
-            rows["codes"],
-            *scale_and_bias(rows["grid"], self.bits),
-            transpose=transpose,
-            group_size=self.rotation.group_size,
-            bits=self.bits,
-        )
+    def _packed(self, rows: Rows) -> PackedMatrix:
+        """The rotated vectors."""
+        scale, bias = scale_and_bias(rows["grid"], self.bits)
+        return PackedMatrix(rows["codes"], scale, bias, self.bits, self.rotation.group_size)
