@@ -23,7 +23,7 @@ GROUP_SIZES = (64, 32)
 # 0.586 standard deviations, against a range of about +-2.4 in 64 samples).
 CLIP = {2: 0.65, 3: 0.86, 4: 0.95, 8: 1.0}
 OFFSETS = 63  # steps across a grid's width that its middle can lie at: 6 bits
-REFITS = {2: 3, 3: 2, 4: 2, 8: 0}  # least-squares rounds; one more gains about 1 % of the squared error
+REFITS = {2: 3, 3: 2, 4: 1, 8: 0}  # least-squares rounds; one more gains 1 to 2 % of the squared error
 INFINITY = 0x7C00  # the bits of an infinite float16; those of NaN are above
 VARIANCE = 1e-3  # less than two different levels in a group of 128 can have
 
