@@ -283,7 +283,8 @@ def test_a_real_talk_takes_less_room_and_goes_on(
     assert (resumed.reused_tokens, resumed.token_ids) == (head.token_count, talked.token_ids)
     assert resumed.messages == talked.messages
     exact, fewer = next_logits(talked), next_logits(resumed)
-    assert 0 < (mx.exp(exact) * (exact - fewer)).sum().item() < 0.2
+    # One position: at 2 bits one in a hundred loses this much, and a state gone wrong several nats.
+    assert 0 < (mx.exp(exact) * (exact - fewer)).sum().item() < 0.6
 
     assert len(say(resumed, "Say that in fewer words.", max_tokens=8)) == 8
     resumed.save()
