@@ -136,6 +136,10 @@ class CodedBody:
     The mean is fixed by the first tokens that come and kept. With `rope` (keys) it is the mean of the keys as
     they were before their rotary embedding, turned to each position, where that leaves less energy: a bias of
     the key projection turns with the position, and a plain mean catches its slow channels only.
+
+    Each channel of keys is then multiplied by its gain, sigma^-1/2, and queries are divided by it. A rotation
+    spreads the error evenly, so weak channels get less of it back: the squared error falls to
+    E[sigma]^2 / E[sigma^2], the least that gains can make of it.
     """
 
     def __init__(self, spec: CodecSpec, dtype: mx.Dtype, rope: RopeTable | None, is_keys: bool) -> None:
