@@ -18,6 +18,7 @@ from satchel.errors import DamagedError
 
 MAX_MANIFEST_BYTES = 8 << 20  # two million tokens of text
 MAX_HEAD_BYTES = 64 << 10
+MAX_ABANDONED = 32
 TITLE_LENGTH = 80  # characters
 
 
@@ -65,9 +66,14 @@ class TailRef(Record):
 
 
 class BlockRef(TailRef):
-    """A block, with the chain key that stands for all tokens up to its end."""
+    """A block, with the chain key that stands for all tokens up to its end.
+
+    `checkpoint`: it also holds the state, after its last token, of the layers whose state is not kept token
+    by token (sliding windows, recurrent ones).
+    """
 
     chain_key: Sha256
+    checkpoint: bool = False
 
 
 class Archivable(Record):
@@ -85,7 +91,9 @@ class Manifest(Archivable):
     """One generation of a session: transcript, and where the state of its tokens is stored.
 
     `parent` is the id of the manifest this one was made from; for a fork it belongs to another session.
-    `tail` is None when only the transcript was saved.
+    `tail` is None when only the transcript was saved. `abandoned` are ids of manifests of the same session
+    whose words are not the beginning of this one's, such as what followed the turn that the user went back
+    to; the newest is last.
     """
 
     format_version: Literal[1] = 1
@@ -101,6 +109,7 @@ class Manifest(Archivable):
     blocks: tuple[BlockRef, ...] = Field(strict=False)
     tail: TailRef | None
     token_count: Count
+    abandoned: Annotated[tuple[Sha256, ...], Field(max_length=MAX_ABANDONED, strict=False)] = ()
 
     @model_validator(mode="after")
     def _check_ranges(self) -> Self:
@@ -161,7 +170,9 @@ def encode_manifest(manifest: Manifest) -> bytes:
     Raises:
         SatchelError: too large for the store.
     """
-    return frame.compress(canonical_json(manifest.model_dump(mode="json")), MAX_MANIFEST_BYTES)
+    return frame.compress(
+        canonical_json({"format_version": manifest.format_version} | manifest.stored()), MAX_MANIFEST_BYTES
+    )
 
 
 def decode_manifest(data: bytes) -> Manifest:
@@ -176,7 +187,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def encode_head(head: Head) -> bytes:
-    return canonical_json(head.model_dump(mode="json")) + b"\n"
+    return canonical_json(head.stored()) + b"\n"
 
 
 def decode_head(data: bytes, session_id: str) -> Head:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
@@ -17,6 +17,11 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    def stored(self) -> dict[str, Any]:
+        """As JSON values. Optional fields at their default are left out, so that earlier versions read a file
+        that does not use what came after them."""
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
     def parse(cls, data: bytes) -> Self:

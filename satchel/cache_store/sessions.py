@@ -19,7 +19,7 @@ from satchel.cache_store.block import Kind, decode_object, encode_object
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import BlockRef, Head, Manifest, Message, TailRef
 from satchel.cache_store.names import validate_name
-from satchel.cache_store.snapshot import ROOT, Block, Snapshot, chain_key, identity_digest
+from satchel.cache_store.snapshot import ROOT, Block, PendingBlock, Snapshot, chain_key, identity_digest
 from satchel.errors import DamagedError, NotFoundError, SatchelError
 
 TOKENS = "tokens"  # the array that holds an object's token ids, next to the engine's own
@@ -178,14 +178,16 @@ def _put_blocks(store: LocalStore, snapshot: Snapshot, parent: str) -> tuple[lis
     for block in snapshot.blocks:
         keys.append(chain_key(keys[-1], digest, block.token_ids))
 
-    def put(block: Block, key: str) -> BlockRef:
-        data = _encode("block", block, {"chain_key": key})
+    def put(block: Block | PendingBlock, key: str) -> BlockRef:
+        whole = block.whole()
+        data = _encode("block", whole, {"chain_key": key})
         return BlockRef(
             chain_key=key,
             sha256=store.put_block(data),
             stored_bytes=len(data),
             start=block.start,
             stop=block.stop,
+            checkpoint=whole.checkpoint,
         )
 
     with ThreadPoolExecutor(_WORKERS) as pool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -28,6 +28,8 @@ class Block:
         token_ids: (stop - start,) uint32.
         arrays: packed arrays by name; their meaning is the engine's.
         meta: JSON values that the engine needs to read `arrays`.
+        checkpoint: whether it also holds the state after its last token of layers that are not kept token by
+            token.
     """
 
     start: int
@@ -35,12 +37,32 @@ class Block:
     token_ids: np.ndarray
     arrays: Mapping[str, np.ndarray]
     meta: Mapping[str, Any] = field(default_factory=dict)
+    checkpoint: bool = False
 
     def __post_init__(self) -> None:
         if self.start < 0 or self.token_ids.shape != (self.stop - self.start,):
             raise ValueError(f"tokens {self.start} to {self.stop} with {self.token_ids.shape} token ids")
         if self.token_ids.dtype != np.uint32:
             raise ValueError(f"token ids are {self.token_ids.dtype}; must be uint32")
+
+    def whole(self) -> Block:
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class PendingBlock:
+    """A block that `export` makes when its turn to be written comes, so that not all are in memory at once.
+
+    `export` is called once, from any thread.
+    """
+
+    start: int
+    stop: int
+    token_ids: np.ndarray
+    export: Callable[[], Block]
+
+    def whole(self) -> Block:
+        return self.export()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +75,7 @@ class Snapshot:
     """
 
     identity: Mapping[str, Any]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block | PendingBlock, ...]
     tail: Block
 
     def __post_init__(self) -> None:

