@@ -24,7 +24,8 @@ from satchel.config.profiles import get_profile
 from satchel.engine.calibration import Calibration
 from satchel.engine.kv_state import KVState
 from satchel.engine.model import load_model
-from satchel.engine.snapshot_io import Part, export_block, settled_tokens
+from satchel.engine.part_layout import Part
+from satchel.engine.snapshot_io import Exporter, settled_tokens
 from satchel.laboratory.caches import read
 
 
@@ -56,9 +57,10 @@ def measure(state: KVState, tokens: int) -> list[Any]:
     """Bits an element of codes, rest, codes + rest and stored; stored / (codes + rest); ms a block."""
     codes = rest = stored = 0.0
     encode_s, decode_s = [], []
+    exporter = Exporter(state)
     starts = range(0, settled_tokens(state) // BLOCK_TOKENS * BLOCK_TOKENS, BLOCK_TOKENS)
     for start in starts:
-        part = export_block(state, start, start + BLOCK_TOKENS)
+        part = exporter.block(start, start + BLOCK_TOKENS)
         bits = code_bits(state, part)
         codes += sum(entropy_bits(levels(part.arrays[name].reshape(-1), bits[name])) for name in bits)
         rest += stored_bits({name: array for name, array in part.arrays.items() if name not in bits})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, repeat
 
@@ -55,6 +55,7 @@ def run(
     cancel: threading.Event | None = None,
     prefill_step: int = 512,
     reused_tokens: int = 0,
+    stops: Collection[int] = (),
 ) -> Iterator[Event]:
     return generate(
         model,
@@ -65,6 +66,7 @@ def run(
         cancel=cancel or threading.Event(),
         prefill_step=prefill_step,
         reused_tokens=reused_tokens,
+        stops=stops,
     )
 
 
@@ -206,6 +208,41 @@ def test_a_prompt_is_read_in_chunks_and_the_last_one_with_the_answer(tiny: Loade
     assert events[:2] == [Progress(4, 10), Progress(6, 10)]
     assert isinstance(events[2], Delta)
     assert finished(events).read_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("stops", "read"),
+    [
+        ((), [4, 6]),
+        ([6], [4, 6]),
+        ([9], [4, 8, 9]),  # within what is otherwise read with the answer
+        ({2, 5}, [2, 5, 6]),
+        ([7, 1, 7, 3], [1, 3, 7]),
+        ([0, -3, 10, 11, 500], [4, 6]),
+    ],
+)
+def test_reading_stops_where_it_is_asked_to(
+    tiny: LoadedModel, stops: Collection[int], read: list[int]
+) -> None:
+    """The state has read just as many tokens at each."""
+    state, seen, held = new_state(tiny), list[Event](), list[int]()
+    prompt = list(range(10, 20))
+    for event in run(tiny, prompt, state=state, prefill_step=4, max_tokens=1, stops=stops):
+        seen.append(event)
+        if isinstance(event, Progress):
+            held.append(held_tokens(state))
+    assert [event for event in seen if isinstance(event, Progress)] == [Progress(done, 10) for done in read]
+    assert held == read
+    assert finished(seen).read_tokens == 10
+
+
+def test_stops_do_not_change_the_answer(smollm: LoadedModel) -> None:
+    prompt = encode(
+        smollm, "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    events = list(run(smollm, prompt, stops=[len(prompt) - 1, len(prompt) - 3]))
+    assert events[:2] == [Progress(len(prompt) - 3, len(prompt)), Progress(len(prompt) - 1, len(prompt))]
+    assert text_of(events) == "The capital of France is Paris."
 
 
 def test_cancel_ends_reading_at_the_chunk(tiny: LoadedModel) -> None:

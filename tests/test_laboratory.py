@@ -22,12 +22,12 @@ import pytest
 import storage as storage_bench
 import tiny_models
 from mlx_lm.models.cache import QuantizedKVCache
+from state_parts import export_block
 from tiny_models import tiny_llama
 
 from satchel.config.profiles import get_profile
 from satchel.engine.kv_state import KVFactory
 from satchel.engine.model import LoadedModel
-from satchel.engine.snapshot_io import export_block
 from satchel.errors import UsageError
 from satchel.laboratory import needle, texts
 from satchel.laboratory.caches import Candidate, caches_by_name, exact, held_arrays

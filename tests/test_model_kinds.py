@@ -24,6 +24,7 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
     make_prompt_cache,
 )
+from state_parts import export_block, export_tail, restore
 from tiny_models import tiny, tiny_llama
 
 from satchel.cache_store.snapshot import BLOCK_TOKENS
@@ -32,7 +33,8 @@ from satchel.engine.attention import dispatch_attention
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVFactory, KVState
 from satchel.engine.model import LoadedModel
-from satchel.engine.snapshot_io import Part, export_block, export_tail, restore, settled_tokens
+from satchel.engine.part_layout import Part
+from satchel.engine.snapshot_io import settled_tokens
 
 C, K, R, A, L, Q = ChunkedKVCache, KVCache, RotatingKVCache, ArraysCache, CacheList, TurboQuantKVCache
 CHUNK, CONTEXT, ANSWER = 64, 300, 24

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from satchel.engine.model import LoadedModel
-from satchel.engine.prompt import continue_prompt, render
+from satchel.engine.prompt import continue_prompt, message_boundary, render
 from satchel.errors import SatchelError
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -79,6 +79,73 @@ def test_a_template_that_refuses_the_talk_is_one_clear_line(tokenizer: Tokenizer
     assert refused.value.one_line() == (
         "the model's chat template refuses this talk (No system role); go on without a system prompt"
     )
+
+
+# Where the messages end
+
+
+def boundary(tokenizer: TokenizerWrapper, talk: list[dict[str, str]], read: list[int]) -> tuple[str, str]:
+    """The prompt's text before and after the boundary."""
+    token_ids, _ = continue_prompt(tokenizer, read, render(tokenizer, talk))
+    stop = message_boundary(tokenizer, talk, token_ids)
+    before, after = (tokenizer.decode(part) for part in (token_ids[:stop], token_ids[stop:]))
+    assert before + after == render(tokenizer, talk)
+    return before, after
+
+
+def test_messages_end_before_what_calls_for_the_answer(tokenizer: TokenizerWrapper) -> None:
+    before, after = boundary(tokenizer, HELLO, [])
+    assert after == "<|im_start|>assistant\n"
+    assert before.endswith("<|im_start|>user\nHello<|im_end|>\n")
+
+
+def test_messages_end_there_after_tokens_the_tokenizer_would_not_choose(tokenizer: TokenizerWrapper) -> None:
+    talk = [*HELLO, {"role": "assistant", "content": "Bonjour"}, {"role": "user", "content": "Quoi ?"}]
+    read = [*encode(tokenizer, render(tokenizer, HELLO)), *characters(tokenizer, "Bonjour")]
+    assert boundary(tokenizer, talk, read)[1] == "<|im_start|>assistant\n"
+
+
+def test_a_boundary_stays_where_a_template_rewrites_earlier_answers(tokenizer: TokenizerWrapper) -> None:
+    """As those of models that think: their thoughts are left out of what they said before."""
+    thinking = with_template(
+        tokenizer,
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
+        "{{ m['content'].split('</think>')[-1] if m['role'] == 'assistant' else m['content'] }}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}",
+    )
+    before, after = boundary(thinking, HELLO, [])
+    assert after == "<|im_start|>assistant\n<think>\n"
+    talk = [
+        *HELLO,
+        {"role": "assistant", "content": "Hm.</think>Hi."},
+        {"role": "user", "content": "Bye"},
+    ]
+    later = encode(thinking, render(thinking, talk))
+    stop = message_boundary(thinking, HELLO, encode(thinking, render(thinking, HELLO)))
+    assert thinking.decode(later[:stop]) == before == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+def test_messages_of_a_base_model_end_before_its_label(tokenizer: TokenizerWrapper) -> None:
+    assert boundary(with_template(tokenizer, None), HELLO, [])[1] == "\n\nAssistant:"
+
+
+def test_a_token_across_the_boundary_stands_after_it(tokenizer: TokenizerWrapper) -> None:
+    """The template's line feed and the one before it are one token."""
+    odd = with_template(
+        tokenizer,
+        "{{ messages[0]['content'] + '\\n' }}{% if add_generation_prompt %}{{ '\\n' }}{% endif %}",
+    )
+    assert len(encode(tokenizer, "\n\n")) == 1
+    assert boundary(odd, HELLO, []) == ("Hello", "\n\n")
+
+
+def test_a_template_that_calls_for_nothing_ends_where_the_prompt_does(tokenizer: TokenizerWrapper) -> None:
+    silent = with_template(tokenizer, "{{ messages[0]['content'] }}")
+    assert boundary(silent, HELLO, []) == ("Hello", "")
+
+
+def test_tokens_of_another_prompt_have_no_boundary(tokenizer: TokenizerWrapper) -> None:
+    assert message_boundary(tokenizer, HELLO, encode(tokenizer, "Hello world")) == 0
 
 
 # Going on from what was read

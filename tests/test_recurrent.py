@@ -8,11 +8,13 @@ import pytest
 import tiny_models
 from hypothesis import given
 from hypothesis import strategies as st
+from state_parts import export_tail, restore
 
 from satchel.config.profiles import get_profile
 from satchel.engine.kv_state import KVFactory, KVState
+from satchel.engine.part_layout import Part
 from satchel.engine.recurrent import from_bytes, rounded, to_bytes
-from satchel.engine.snapshot_io import NonFiniteError, Part, export_tail, restore
+from satchel.engine.snapshot_io import NonFiniteError
 
 TOKENS = np.random.default_rng(3).integers(0, tiny_models.VOCABULARY, 140).tolist()
 EIGHT = "turbo4,recurrent=8"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -77,18 +77,24 @@ def generate(
     logits_processors: list[LogitsProcessor] | None = None,
     prefill_step: int = 512,
     reused_tokens: int = 0,
+    stops: Collection[int] = (),
 ) -> Iterator[Progress | Delta | Finished]:
     """Read `prompt` (at least one token) after what `state` holds and answer until a stop token.
 
     The state ends up holding the prompt and the tokens yielded, with or without the last one: `Finished` says
     how many. `cancel` ends it within one token, or one chunk of `prefill_step` prompt tokens; the last event
     is always `Finished`.
+
+    Args:
+        stops: counts of prompt tokens at which a chunk ends: a `Progress` of each is yielded while the state
+            holds just as many. Those that are not within the prompt, whose last token is read with the
+            answer, count for nothing. Every stop costs a pass through the model.
     """
     mx.reset_peak_memory()
     clock = _Clock(prompt_tokens=len(prompt), reused_tokens=reused_tokens)
     detokenizer, stop_ids = model.tokenizer.detokenizer, model.tokenizer.eos_token_ids
     read, reason = 0, "length"
-    for read in _prefill(model, state, prompt, prefill_step):
+    for read in _prefill(model, state, prompt, prefill_step, stops):
         yield Progress(read, len(prompt))
         if cancel.is_set():
             yield Finished("cancelled", clock.stats(), read)
@@ -111,11 +117,15 @@ def generate(
     yield Finished(reason, clock.stats(), read + decoder.read_tokens)
 
 
-def _prefill(model: LoadedModel, state: KVState, prompt: Sequence[int], step: int) -> Iterator[int]:
-    """Read all of `prompt` but its end, yielding how many tokens are read after each chunk."""
-    done, stop = 0, len(prompt) - min(step, LAST_CHUNK)
-    while done < stop:
-        chunk = prompt[done : min(done + step, stop)]
+def _prefill(
+    model: LoadedModel, state: KVState, prompt: Sequence[int], step: int, stops: Collection[int]
+) -> Iterator[int]:
+    """Read `prompt` but for its end, yielding how many tokens are read after each chunk."""
+    within = sorted({stop for stop in stops if 0 < stop < len(prompt)})
+    done, end = 0, max([len(prompt) - min(step, LAST_CHUNK), *within[-1:]])
+    while done < end:
+        following = next((stop for stop in within if stop > done), end)
+        chunk = prompt[done : min(done + step, following, end)]
         model.model(mx.array([list(chunk)]), cache=state.caches)
         mx.eval([cache.state for cache in state.caches])
         mx.clear_cache()

@@ -26,6 +26,7 @@ from mlx_lm.models.cache import (
 from satchel.config.profiles import EXACT, PROFILES, CodecSpec, Profile
 from satchel.engine.attention import route_attention
 from satchel.engine.body import new_value_body
+from satchel.engine.checkpoint import Checkpoint, Tree, current_state, freeze, thaw
 from satchel.engine.codecs.registry import codec_for
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.recurrent import is_matrix, rounded
@@ -35,6 +36,7 @@ from satchel.errors import UsageError
 # Raise it when stored codes come to mean something else and no constant of a codec says so: the reading of a
 # grid, padding, the order of numbers in a row.
 CODEC = "turbo/2"
+TOKEN_BY_TOKEN = (TurboQuantKVCache, KVCache)  # caches that hold a row a token, which nothing later changes
 PROBE = mx.array([[0, 0]])  # (1, 2) token ids that every vocabulary has
 
 
@@ -79,6 +81,54 @@ class KVState:
             return False
         trim_prompt_cache(self.caches, n)
         return True
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Whether layers that are not kept token by token decide what the state can go back to."""
+        return not all(isinstance(cache, TOKEN_BY_TOKEN) for cache in self.caches)
+
+    def checkpoint(self, offset: int) -> Checkpoint:
+        """What those layers hold now, which have read `offset` tokens.
+
+        Raises:
+            ValueError: as `whole_layers`.
+        """
+        return Checkpoint(offset, self.whole_layers())
+
+    def whole_layers(self) -> dict[int, Tree]:
+        """By number, what the layers that are not kept token by token hold now, whatever is read later.
+
+        Recurrent matrices are rounded to what an 8-bit profile stores. A layer that is a list of caches
+        counts as a whole, with a row a token in it as there may be: its checkpoints grow with the tokens.
+
+        Raises:
+            ValueError: a layer's state is of a kind that cannot be kept.
+        """
+        eight = self.profile.recurrent == 8
+        return {
+            index: freeze(current_state(cache), compact=eight and isinstance(cache, ArraysCache))
+            for index, cache in enumerate(self.caches)
+            if not isinstance(cache, TOKEN_BY_TOKEN)
+        }
+
+    def rewind(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint of this state's own past.
+
+        Tokens that have left the window since stay codes, as after `trim`.
+
+        Raises:
+            ValueError: the checkpoint is of other layers, or of more tokens than the state holds (a fault of
+                the caller); the state is as it was.
+        """
+        kept = {i: cache for i, cache in enumerate(self.caches) if isinstance(cache, TOKEN_BY_TOKEN)}
+        if sorted([*kept, *checkpoint.layers]) != list(range(len(self.caches))):
+            raise ValueError("the checkpoint is of other layers than this state's")
+        if any(cache.offset < checkpoint.offset for cache in kept.values() if not cache.empty()):
+            raise ValueError(f"the state holds fewer than the checkpoint's {checkpoint.offset} tokens")
+        for cache in kept.values():
+            cache.trim(max(cache.offset - checkpoint.offset, 0))
+        for index, tree in checkpoint.layers.items():
+            self.caches[index].state = thaw(tree)
 
     def round_recurrent(self) -> None:
         """Round the recurrent layers' state to what an 8-bit profile stores; otherwise change nothing."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WORD_JOINER = "\u2060"  # cannot be seen, and keeps a control token's letters from being read as the token
 NEVER = r"(?!)"
+MOST_TOKENS_A_BYTE = 2  # of a text; some tokens stand for nothing
 
 
 def render(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -> str:
@@ -27,13 +28,44 @@ def render(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]]) -
     Raises:
         SatchelError: the model's chat template refuses the messages, as some do a system prompt.
     """
+    return _text(tokenizer, messages, answer_follows=True)
+
+
+def message_boundary(
+    tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]], token_ids: Sequence[int]
+) -> int:
+    """How many of a prompt's tokens stand before what calls for the answer, `<|im_start|>assistant` or so.
+
+    Templates that rewrite earlier answers (without their thinking, say) leave what stands before them as it
+    is: up to there the next turn's prompt goes on from this one's. A token across the border stands after it.
+
+    Args:
+        token_ids: of the prompt that `messages` render to, as `continue_prompt` gives them.
+
+    Raises:
+        SatchelError: as `render`.
+    """
+    whole = _text(tokenizer, messages, answer_follows=True)
+    call = whole[_common_prefix(whole, _text(tokenizer, messages, answer_follows=False)) :]
+    # From the end, since the text of many tokens takes long to put together.
+    for tail in range(min(len(token_ids), MOST_TOKENS_A_BYTE * len(call.encode())) + 1):
+        stop = len(token_ids) - tail
+        if _decode(tokenizer, token_ids[stop:]).endswith(call):
+            return stop
+    return 0
+
+
+def _text(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]], *, answer_follows: bool) -> str:
     control = _control_tokens(tokenizer)
     messages = [{**message, "content": control.sub(_split, message["content"])} for message in messages]
     if not tokenizer.has_chat_template:
         paragraphs = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
-        return f"{tokenizer.bos_token or ''}" + "\n\n".join([*paragraphs, "Assistant:"])
+        paragraphs += ["Assistant:"] if answer_follows else []
+        return f"{tokenizer.bos_token or ''}" + "\n\n".join(paragraphs)
     try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=answer_follows
+        )
     except TemplateError as err:
         hint = "go on without a system prompt" if messages[0]["role"] == "system" else ""
         raise SatchelError(f"the model's chat template refuses this talk ({err})", hint) from err
@@ -58,10 +90,10 @@ def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str)
     longest common prefix of tokens is kept. At least the last token is always left to read.
     """
     encode = partial(tokenizer.encode, add_special_tokens=False)
-    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    decode = partial(_decode, tokenizer)
     token_ids: list[int] = encode(text)
     shared = _common_prefix(token_ids, read)
-    if shared < len(read) and text.startswith(said := decode(list(read))):
+    if shared < len(read) and text.startswith(said := decode(read)):
         rest = encode(text[len(said) :])
         # Tokenizers of SentencePiece's kind begin every text they encode with a space of their own.
         if decode([*read, *rest]) == said + decode(rest):
@@ -69,6 +101,13 @@ def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str)
     return token_ids, min(shared, len(token_ids) - 1)
 
 
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+def _decode(tokenizer: TokenizerWrapper, token_ids: Sequence[int]) -> str:
+    text: str = tokenizer.decode(
+        list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

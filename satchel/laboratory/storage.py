@@ -7,21 +7,18 @@ time.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, save_prompt_cache
 
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.sessions import save_snapshot
-from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, Snapshot
 from satchel.engine.kv_state import KVState
-from satchel.engine.snapshot_io import Part, export_block, export_tail, settled_tokens
 from satchel.laboratory.caches import Candidate, held_arrays
 from satchel.laboratory.filling import KeysAndValues, fill
+from satchel.session.context import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +26,7 @@ class StorageRow:
     """Bits a key or value coordinate, everything counted; `bits_stored` None where nobody stores the cache.
 
     In memory that is codes, scales, exact tokens, tables and spare room, as all arrays within reach of the
-    caches say (not MLX's allocator, which rounds), on disk all files of a session.
+    caches say (not MLX's allocator, which rounds), on disk the session's blocks, tail and manifest.
     """
 
     cache: str
@@ -56,30 +53,17 @@ def _stored_bytes(state: KVState | None, filled: dict[int, Any], source: KeysAnd
     with tempfile.TemporaryDirectory() as folder:
         if state is not None:
             kept = replace(state, caches=list(filled.values()), seen=[state.seen[index] for index in filled])
-            save_snapshot(
+            saved = save_snapshot(
                 LocalStore(Path(folder)),
-                _snapshot(kept, source.token_ids),
+                Context(kept, source.token_ids).snapshot(kept.identity(), 0),
                 [],
                 name="bench",
                 model_name="",
                 profile_name=state.profile.name,
             )
-        elif {type(cache) for cache in filled.values()} <= {KVCache, QuantizedKVCache}:
+            return saved.head.stored_bytes
+        if {type(cache) for cache in filled.values()} <= {KVCache, QuantizedKVCache}:
             # Not subclasses: mlx-lm would write them and could not read them again.
             save_prompt_cache(str(Path(folder) / "cache.safetensors"), list(filled.values()))
-        else:
-            return None
-        return sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
-
-
-def _snapshot(state: KVState, token_ids: Sequence[int]) -> Snapshot:
-    settled = settled_tokens(state) // BLOCK_TOKENS * BLOCK_TOKENS
-
-    def block(part: Part) -> Block:
-        ids = np.array(token_ids[part.start : part.stop], dtype=np.uint32)
-        return Block(part.start, part.stop, ids, part.arrays, part.meta)
-
-    blocks = [
-        block(export_block(state, start, start + BLOCK_TOKENS)) for start in range(0, settled, BLOCK_TOKENS)
-    ]
-    return Snapshot(state.identity(), tuple(blocks), block(export_tail(state, settled, len(token_ids))))
+            return sum(path.stat().st_size for path in Path(folder).iterdir())
+    return None
