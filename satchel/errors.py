@@ -36,6 +36,12 @@ class DamagedError(SatchelError):
     exit_code = 4
 
 
+class VersionError(SatchelError):
+    """Whole bytes in a form that this version does not know: not to be read, nor taken for damage."""
+
+    exit_code = 4
+
+
 class NetworkError(SatchelError):
     """The network or a remote did not answer, or refused."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -20,9 +21,21 @@ TEMPORARY_PREFIX = ".tmp-"
 # What `open` says of a directory, a link to itself, something below a file, and a socket (Linux, macOS).
 _NO_FILE = (errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EOPNOTSUPP)
 
+# What `fsync` says of a directory on file systems that have no such thing (SMB, some of FUSE).
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
-def atomic_write(path: Path, data: bytes) -> None:
+
+# On macOS `fsync` leaves the data in the drive's cache; this writes that out, too (`man 2 fcntl` there).
+_FULL_SYNC: int | None = getattr(fcntl, "F_FULLFSYNC", None)
+
+
+def atomic_write(path: Path, data: bytes, *, durable_name: bool = True, flush_drive: bool = False) -> None:
     """Put `data` at `path` (mode 0600), durably: at any moment there is the old file or the whole new one.
+
+    Args:
+        durable_name: else its name is so only after a `sync` of its directory.
+        flush_drive: have the drive, too, write out what it holds, where `fsync` alone does not. Whatever was
+            synced before the file, it, and its name then outlast a loss of power.
 
     Raises:
         SatchelError: the disk is full, read-only, not ours, …; nothing has changed and nothing is left over.
@@ -32,21 +45,28 @@ def atomic_write(path: Path, data: bytes) -> None:
         descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=path.parent)
         temporary = Path(name)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) :]
+                _sync(file.fileno(), flush_drive)
             temporary.replace(path)
-        finally:
+        except BaseException:
             temporary.unlink(missing_ok=True)
-        sync(path.parent)
+            raise
+        if durable_name:
+            sync(path.parent, flush_drive)
     except OSError as err:
         raise cannot_write(path, err) from err
 
 
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
-    """The path of a temporary file beside `target` that replaces it when the block ends without an error."""
+    """The path of a temporary file beside `target` that replaces it when the block ends without an error.
+
+    Raises:
+        OSError: the disk refused; `target` is as it was.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
     os.close(descriptor)
@@ -65,6 +85,9 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder beside `target` that takes its place when the block ends without an error.
 
     Where another process made `target` meanwhile, theirs stays and ours is dropped.
+
+    Raises:
+        OSError: the disk refused; there is no `target`.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
@@ -92,13 +115,50 @@ def private_dir(path: Path) -> None:
     sync(path.parent)
 
 
-def sync(path: Path) -> None:
-    """Make a file's content, or the names in a directory, durable."""
+def sync(path: Path, flush_drive: bool = False) -> None:
+    """Make a file's content, or the names in a directory, durable; the latter where the system can.
+
+    Args:
+        flush_drive: as for `atomic_write`.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor, flush_drive)
+    except OSError as err:
+        if err.errno not in _NO_SYNC or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int, flush_drive: bool) -> None:
+    if flush_drive and _FULL_SYNC is not None:
+        with contextlib.suppress(OSError):  # network volumes have no such thing
+            fcntl.fcntl(descriptor, _FULL_SYNC)
+            return
+    os.fsync(descriptor)
+
+
+def is_real_dir(path: Path) -> bool:
+    """Whether it is a directory, and not a link to one."""
+    return stat.S_ISDIR(_mode(path))
+
+
+def is_link(path: Path) -> bool:
+    return stat.S_ISLNK(_mode(path))
+
+
+def is_file_or_link(path: Path) -> bool:
+    """Whether it is what can be deleted as a file."""
+    mode = _mode(path)
+    return stat.S_ISREG(mode) or stat.S_ISLNK(mode)
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.lstat().st_mode
+    except OSError:
+        return 0
 
 
 def read_file(path: Path, max_bytes: int) -> bytes | None:
@@ -125,23 +185,40 @@ def read_file(path: Path, max_bytes: int) -> bytes | None:
         raise kind(f"cannot read {path}: {err.strerror or err}") from err
 
 
+def will_read(path: Path) -> None:
+    """Have the system fetch a file from the disk already, where it can; says nothing of what is wrong."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(descriptor)
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """An opener that does not wait until somebody writes to a pipe."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
 def list_dir(path: Path) -> list[Path]:
+    """As `scan_dir`, as paths."""
+    return [path / entry.name for entry in scan_dir(path)]
+
+
+def scan_dir(path: Path) -> list[os.DirEntry[str]]:
     """What is in a directory; nothing if there is no such directory.
 
     Raises:
         SatchelError: it cannot be read, or it or what it should be in is a file.
     """
     try:
-        return list(path.iterdir())
+        with os.scandir(path) as entries:
+            return list(entries)
     except FileNotFoundError:
         return []
     except NotADirectoryError as err:
-        file = next(place for place in (path, *path.parents) if place.exists())
+        file = next(place for place in (path, *path.parents) if os.path.lexists(place))
         raise SatchelError(f"{file} is not a directory") from err
     except OSError as err:
         raise SatchelError(f"cannot read {path}: {err.strerror or err}") from err
@@ -151,10 +228,12 @@ def delete_file(path: Path, durable: bool = False) -> int:
     """Delete a file or a link, if it is there; the bytes freed.
 
     Raises:
-        SatchelError: it cannot be deleted.
+        SatchelError: it cannot be deleted, or is something else: a directory, a pipe, …
     """
     try:
         freed = path.lstat().st_size
+        if not is_file_or_link(path):
+            raise SatchelError(f"cannot delete {path}: it is not a file")
         path.unlink()
         if durable:
             sync(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -10,16 +11,22 @@ import shutil
 import signal
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterator
+from itertools import count
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from satchel.cache_store import objects
+from satchel.cache_store.frame import object_id
+from satchel.cache_store.loading import load_blocks, load_snapshot
 from satchel.cache_store.local import HeadMovedError, LocalStore
+from satchel.cache_store.maintenance import collect, prune, remove
 from satchel.cache_store.manifest import Message
-from satchel.cache_store.sessions import Saved, load_snapshot, open_session, save_snapshot
+from satchel.cache_store.sessions import Saved, fork_session, open_session, save_snapshot
 from satchel.cache_store.snapshot import (
     Block,
     Snapshot,
@@ -27,6 +34,7 @@ from satchel.cache_store.snapshot import (
     identity_differences,
     identity_digest,
 )
+from satchel.cache_store.stats import stats
 from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
 
 IDENTITY = {"weights": "d" * 64, "rope": {"theta": 100000.0}, "bits": [4, 4]}
@@ -50,9 +58,18 @@ def snapshot(start: int, stop: int, salt: int = 0) -> Snapshot:
 def save(
     store: LocalStore, part: Snapshot, base: Saved | None = None, name: str = "notes", **more: bool
 ) -> Saved:
-    messages = [Message(role="user", content=f"question {part.stop}")]
+    before = base.manifest.messages if base else ()
+    messages = [*before, Message(role="user", content=f"question {part.stop}")]
     return save_snapshot(
         store, part, messages, name=name, model_name="embedded", profile_name="turbo4", base=base, **more
+    )
+
+
+def save_words(store: LocalStore, part: Snapshot, base: Saved, *words: str) -> Saved:
+    """A save whose whole transcript is these words."""
+    messages = [Message(role="user", content=each) for each in words]
+    return save_snapshot(
+        store, part, messages, name="notes", model_name="embedded", profile_name="turbo4", base=base
     )
 
 
@@ -70,8 +87,7 @@ def assert_equal(loaded: Snapshot | None, expected: Snapshot) -> None:
 
 def files(root: Path) -> dict[str, bytes]:
     found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    found.pop("v1/lock", None)
-    return found
+    return {name: data for name, data in found.items() if name != "v1/lock" and "index.db" not in name}
 
 
 @pytest.fixture
@@ -134,7 +150,7 @@ def test_a_rewritten_history_replaces_blocks_from_where_it_differs(store: LocalS
 
 def test_a_snapshot_that_leaves_a_gap_or_changes_identity_is_the_callers_fault(store: LocalStore) -> None:
     first = save(store, snapshot(0, 29))
-    with pytest.raises(ValueError, match="starts at token 32 and the blocks kept end at 24"):
+    with pytest.raises(ValueError, match="starts at token 32, and the blocks kept do not end there"):
         save(store, snapshot(32, 40), first)
     other = Snapshot({**IDENTITY, "bits": [3, 3]}, (), block(24, 30))
     with pytest.raises(ValueError, match="another identity"):
@@ -157,7 +173,7 @@ def test_swapped_blocks_are_noticed(store: LocalStore) -> None:
         three.model_copy(update={"start": 8, "stop": 16}),
         two.model_copy(update={"start": 16, "stop": 24}),
     )
-    with pytest.raises(DamagedError, match=f"object {three.sha256[:12]} belongs to another context"):
+    with pytest.raises(DamagedError, match="belongs to another context"):
         load_snapshot(store, manifest.model_copy(update={"blocks": swapped}))
 
 
@@ -243,13 +259,13 @@ def test_killed_at_any_step_the_old_or_the_new_session_is_whole(tmp_path: Path) 
         opened = open_session(store, "notes")
         assert_equal(load_snapshot(store, opened.manifest), snapshot(0, opened.head.token_count))
         stops.append(opened.head.token_count)
-        store.sweep()
+        collect(store, grace_s=0)
         assert_equal(load_snapshot(store, opened.manifest), snapshot(0, opened.head.token_count))
         assert len(save(store, snapshot(opened.manifest.blocks[-1].stop, 43), opened).manifest.blocks) == 5
         if not killed:
             break
-    # Two blocks, the tail, the manifest and the head take at least four steps each.
-    assert len(stops) > 20
+    # Two blocks and the tail take two steps each, manifest and head three, and the directories as many.
+    assert len(stops) > 15
     assert set(stops) == {30, 41}
     assert stops == sorted(stops)  # the head's rename is the one moment of change
 
@@ -309,6 +325,184 @@ def test_a_read_only_store_can_be_read_and_says_why_it_cannot_be_written(
             folder.chmod(0o700)
 
 
+def watch_syncs(monkeypatch: pytest.MonkeyPatch, flush_code: int = 0) -> list[tuple[str, str]]:
+    """(what, where) of each fsync, flush of the drive and rename to come: a file's directory, or `its/`.
+
+    The drive is flushed as on macOS; with a `flush_code` that fails.
+    """
+    seen: list[tuple[str, str]] = []
+    real_replace = os.replace
+
+    def place(status: os.stat_result, name: str) -> str:
+        parts = Path(name).parts
+        below = parts[parts.index("v1") + 1 :]
+        kept = (*below, "") if stat.S_ISDIR(status.st_mode) else below[:-1]
+        return "/".join("ab" if len(part) == 2 else part for part in kept)
+
+    def note(kind: str, descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink()
+        seen.append((kind, place(os.fstat(descriptor), str(name))))
+
+    def flush(descriptor: int, command: int) -> None:
+        assert command == 51
+        if flush_code:
+            raise OSError(flush_code, os.strerror(flush_code))
+        note("flush", descriptor)
+
+    def replace(source: Path, target: Path) -> None:
+        real_replace(source, target)
+        seen.append(("replace", place(target.stat(), str(target))))
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: note("fsync", descriptor))
+    monkeypatch.setattr(os, "replace", replace)
+    monkeypatch.setattr("satchel.files._FULL_SYNC", 51)
+    monkeypatch.setattr("satchel.files.fcntl.fcntl", flush)
+    return seen
+
+
+MANIFEST_AND_HEAD = [
+    *(("flush", "manifests"), ("replace", "manifests"), ("flush", "manifests/")),
+    *(("flush", "heads"), ("replace", "heads"), ("flush", "heads/")),
+]
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="asks /proc what is synced")
+
+
+@needs_proc
+def test_blocks_are_durable_before_the_manifest_and_that_is_before_the_head(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = save(store, snapshot(0, 9))
+    monkeypatch.setattr("satchel.cache_store.sessions._WORKERS", 1)
+    seen = watch_syncs(monkeypatch)
+    save(store, snapshot(8, 27), first)
+    made = seen.index(("flush", "manifests"))
+    assert seen[:6] == [("fsync", "blocks/ab"), ("replace", "blocks/ab")] * 3  # the tail and two blocks
+    assert set(seen[6 : made - 1]) == {("fsync", "blocks/ab/")}
+    assert 1 <= made - 1 - 6 <= 3  # each directory once
+    assert seen[made - 1] == ("fsync", "blocks/")
+    assert seen[made:] == MANIFEST_AND_HEAD
+
+
+@needs_proc
+def test_where_the_drive_cannot_be_told_to_flush_there_is_fsync(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = save(store, snapshot(0, 9))
+    seen = watch_syncs(monkeypatch, errno.ENOTSUP)
+    save(store, snapshot(8, 10), first)
+    assert seen[-6:] == [(kind.replace("flush", "fsync"), place) for kind, place in MANIFEST_AND_HEAD]
+
+
+def test_a_block_that_a_killed_save_left_is_made_durable_by_the_next(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.put_block(b"a block")
+    synced: list[Path] = []
+    monkeypatch.setattr("satchel.cache_store.objects.sync", lambda folder, *_: synced.append(folder))
+    block_id = store.put_block(b"a block")
+    assert synced == [store.block_path(block_id).parent, store.blocks_dir]
+
+
+def two_of_one_directory() -> tuple[bytes, bytes]:
+    """Blocks whose ids begin with the same two digits."""
+    seen: dict[str, bytes] = {}
+    for number in count():
+        data = b"block %d" % number
+        other = seen.setdefault(object_id(data)[:2], data)
+        if other != data:
+            return other, data
+    raise AssertionError
+
+
+def test_of_two_threads_that_need_a_directory_neither_sets_the_others_aside(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The late one has looked, and goes on when the other one has put its block."""
+    early, late = two_of_one_directory()
+    has_looked, has_put = threading.Event(), threading.Event()
+    looks = objects.is_real_dir
+
+    def slow_look(path: Path) -> bool:
+        found = looks(path)
+        if threading.current_thread().name == "late" and path == store.block_path(object_id(late)).parent:
+            has_looked.set()
+            has_put.wait(0.5)
+        return found
+
+    monkeypatch.setattr(objects, "is_real_dir", slow_look)
+    with store.locked(), store.putting_blocks() as put:
+        thread = threading.Thread(target=put, args=(late,), name="late")
+        thread.start()
+        assert has_looked.wait(10)
+        put(early)
+        has_put.set()
+        thread.join(10)
+    for data in (early, late):
+        assert store.get_block(object_id(data), len(data)) == data
+    assert len(list(store.blocks_dir.iterdir())) == 1
+
+
+def test_a_branch_that_cannot_be_read_does_not_make_a_save_a_failure(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = save(store, snapshot(0, 29))
+    branch = first.head.manifest
+    back = save_words(store, snapshot(16, 35, salt=500), first, "another way")
+    assert back.manifest.abandoned == (branch,)
+    read = objects.read_file
+
+    def refuse(path: Path, max_bytes: int) -> bytes | None:
+        if path.name == branch:
+            raise SatchelError(f"cannot read {path}: Input/output error")
+        return read(path, max_bytes)
+
+    keys = [ref.chain_key for ref in first.manifest.blocks]
+    with monkeypatch.context() as patch:
+        patch.setattr(objects, "read_file", refuse)
+        saved = save_words(store, snapshot(32, 41, salt=500), back, "another way", "and on")
+    assert saved.head.generation == 3
+    assert store.find("notes") == saved.head
+    assert store.longest_prefix(keys, resumable_only=False) == (first.manifest, 3)
+
+
+def test_names_that_cannot_be_made_durable_are_told_in_one_line(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = save(store, snapshot(0, 9))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(objects, "sync", refuse)
+    with pytest.raises(SatchelError, match=r"cannot write .*/manifests: Input/output error"):
+        store.put_manifest(saved.manifest)
+
+
+def test_manifests_that_cannot_be_looked_at_are_not_taken_for_earlier_ones(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = save(store, snapshot(0, 9))
+    two = save(store, snapshot(8, 12), one)
+    store.manifest_path(two.head.manifest).write_bytes(b"x")
+    look = Path.lstat
+
+    def refuse(path: Path) -> os.stat_result:
+        if path.parent == store.manifests_dir:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", refuse)
+    assert open_session(store, "notes").manifest == one.manifest  # all the same, that one can be read
+
+
+def test_a_fork_of_what_has_lost_a_block_meanwhile_has_its_words_alone(store: LocalStore) -> None:
+    saved = save(store, snapshot(0, 29))
+    store.delete_block(saved.manifest.blocks[1].sha256)
+    fork = fork_session(store, saved, "fork")
+    assert (fork.manifest.messages, fork.manifest.tail) == (saved.manifest.messages, None)
+    assert (fork.head.token_count, fork.manifest.blocks) == (0, ())
+
+
 # Finding, naming, removing
 
 
@@ -347,11 +541,31 @@ def test_rename_keeps_the_state_and_counts_as_a_generation(store: LocalStore) ->
     renamed = store.rename(saved.head.session_id, "NOTES")
     assert (renamed.name, renamed.generation) == ("NOTES", 2)
     assert_equal(load_snapshot(store, open_session(store, "notes").manifest), snapshot(0, 29))
-    with pytest.raises(HeadMovedError, match="was changed by another Satchel") as moved:
+    with pytest.raises(HeadMovedError, match="another process has saved") as moved:
         save(store, snapshot(24, 30), saved)
     assert moved.value.current == renamed
     with pytest.raises(NotFoundError):
         store.rename("0" * 32, "x")
+
+
+def test_a_session_that_counts_no_further_can_only_be_forked(store: LocalStore) -> None:
+    saved = save(store, snapshot(0, 29))
+    last = saved.manifest.model_copy(update={"generation": (1 << 53) - 1, "parent": saved.head.manifest})
+    base = Saved(store.commit(last, expected=saved.head.manifest), last)
+    for write in (
+        lambda: save(store, snapshot(24, 30), base),
+        lambda: store.rename(base.head.session_id, "other"),
+        lambda: prune(store, 0),
+    ):
+        with pytest.raises(SatchelError) as refused:
+            write()
+        assert refused.value.one_line() == (
+            "session 'notes' claims 9007199254740991 saves, and takes no more; "
+            "fork it: a copy begins to count anew"
+        )
+    fork = fork_session(store, open_session(store, "notes"), "fork")
+    assert save(store, snapshot(24, 30), fork, name="fork").head.generation == 2
+    assert open_session(store, "notes") == base
 
 
 def test_remove_frees_what_no_other_session_uses(store: LocalStore, root: Path) -> None:
@@ -359,14 +573,14 @@ def test_remove_frees_what_no_other_session_uses(store: LocalStore, root: Path) 
     kept_files = files(root)
     gone = save(store, snapshot(24, 40), save(store, snapshot(0, 29), name="gone"), name="gone")
     whole = files(root)
-    freed = store.remove(gone.head.session_id)
+    freed = remove(store, gone.head.session_id)
     assert files(root) == kept_files
     head_bytes = len(whole[f"v1/heads/{gone.head.session_id}.json"])
     assert freed == sum(map(len, whole.values())) - sum(map(len, kept_files.values())) - head_bytes
     assert_equal(load_snapshot(store, keep.manifest), snapshot(0, 29))
     with pytest.raises(NotFoundError):
-        store.remove(gone.head.session_id)
-    with pytest.raises(HeadMovedError, match="was removed by another Satchel"):
+        remove(store, gone.head.session_id)
+    with pytest.raises(HeadMovedError, match="another process has removed"):
         save(store, snapshot(40, 41), gone)
 
 
@@ -382,11 +596,11 @@ def test_a_disk_that_refuses_to_delete_does_not_undo_a_save(
         patch.setattr("satchel.cache_store.local.delete_file", refuse)
         three = save(store, snapshot(24, 31), two)
     assert open_session(store, "notes") == three
-    assert store.sweep() > 0
+    assert collect(store, grace_s=0).freed_bytes > 0
     assert len(files(root)) == 3 + 2 + 2 + 1  # blocks, tails, manifests, head
 
 
-def test_nothing_is_swept_while_a_head_is_damaged(store: LocalStore, root: Path) -> None:
+def test_no_block_is_deleted_while_a_head_is_damaged(store: LocalStore, root: Path) -> None:
     damaged = save(store, snapshot(0, 29), name="damaged").head
     healthy = save(store, snapshot(0, 20, salt=7), name="healthy").head
     path = root / "v1" / "heads" / f"{damaged.session_id}.json"
@@ -395,10 +609,10 @@ def test_nothing_is_swept_while_a_head_is_damaged(store: LocalStore, root: Path)
     listed = store.heads()
     assert listed.heads == (healthy,)
     assert len(listed.damaged) == 1 and damaged.session_id[:12] in listed.damaged[0]
-    assert store.remove(healthy.session_id) == 0
+    assert remove(store, healthy.session_id) == 0
     path.write_bytes(content)
     assert_equal(load_snapshot(store, open_session(store, "damaged").manifest), snapshot(0, 29))
-    assert store.sweep() > 0
+    assert collect(store, grace_s=0).blocks == 3
 
 
 # What is not what it should be
@@ -434,15 +648,6 @@ NO_FILES = [make_directory, make_loop, make_dangling_link, make_socket, os.mkfif
 def put_in_place(path: Path, make: Make) -> None:
     path.unlink()
     make(path)
-
-
-def test_disk_bytes_count_all_objects_whoever_refers_to_them(store: LocalStore) -> None:
-    assert store.disk_bytes() == 0
-    store.put_block(b"abc")
-    store.put_block(b"abcd")
-    assert store.disk_bytes() == 7
-    assert store.sweep() == 7
-    assert store.disk_bytes() == 0
 
 
 @pytest.fixture
@@ -497,8 +702,9 @@ def test_a_damaged_head_is_named_and_can_be_removed_and_disturbs_no_other_sessio
             store.session_id(wanted)
 
     assert store.session_id(damaged_id) == store.session_id(damaged_id[:4]) == damaged_id
-    assert store.remove(damaged_id) > 0
+    assert remove(store, damaged_id) == 0  # what it used is not known
     assert store.heads().damaged == ()
+    collect(store, grace_s=0)
     left = {name: data for name, data in files(root).items() if ".aside-" not in name}
     assert left == only_healthy
     if make is make_directory:
@@ -521,7 +727,7 @@ def test_a_whole_id_is_meant_even_where_a_stray_file_begins_with_it(store: Local
     assert store.find(saved.head.session_id) == saved.head
     with pytest.raises(UsageError, match="is the start of several ids"):
         store.session_id(saved.head.session_id[:8])
-    store.remove(store.session_id(copy.stem))
+    remove(store, store.session_id(copy.stem))
     assert store.heads().heads == (saved.head,)
 
 
@@ -578,8 +784,8 @@ def test_what_is_no_file_keeps_no_session_from_being_removed(
     put_in_place(block_path(root, gone.manifest.blocks[0].sha256), make)
     put_in_place(block_path(root, gone.manifest.tail.sha256), make)
     make_garbage(root / "v1" / "blocks" / "stray")
-    assert store.remove(other.head.session_id) > 0
-    assert store.remove(gone.head.session_id) > 0
+    assert remove(store, other.head.session_id) > 0
+    assert remove(store, gone.head.session_id) > 0
     left = {name: data for name, data in files(root).items() if not name.endswith(("/letter", "/stray"))}
     assert left == kept_files
     assert store.heads().heads == (keep.head,)
@@ -598,6 +804,139 @@ def test_a_store_in_a_file_is_an_error_and_not_an_empty_store(tmp_path: Path) ->
     assert file.read_text() == "x"
 
 
+def make_outside(tmp_path: Path) -> dict[str, bytes]:
+    """A directory beside the store with files that are called as the store's are."""
+    outside = tmp_path / "outside"
+    (outside / "ab").mkdir(parents=True)
+    for folder in (outside, outside / "ab"):
+        for name in ("ab" * 32, ".tmp-theirs", f"{'ab' * 32}.aside-0011aabb", "letter"):
+            (folder / name).write_bytes(b"not the store's")
+    return files(outside)
+
+
+@pytest.mark.parametrize("name", ["blocks", "manifests", "heads"])
+def test_nothing_is_done_through_a_link_in_place_of_a_directory(
+    store: LocalStore, root: Path, tmp_path: Path, name: str
+) -> None:
+    saved = save(store, snapshot(0, 29))
+    before = make_outside(tmp_path)
+    folder = root / "v1" / name
+    folder.rename(tmp_path / "moved")
+    stored = files(tmp_path / "moved")
+    for aim in ("outside", "moved"):
+        folder.unlink(missing_ok=True)
+        folder.symlink_to(tmp_path / aim)
+        for write in (
+            lambda: save(store, snapshot(0, 29, salt=1), name="new"),
+            lambda: collect(store, grace_s=0),
+            lambda: prune(store, 0),
+            lambda: stats(store),
+        ):
+            with pytest.raises(SatchelError) as refused:
+                write()
+            assert refused.value.one_line() == (
+                f"{folder} is a link, and nothing is written or deleted through it; "
+                "put a directory in its place; SATCHEL_HOME says where the store is"
+            )
+        store.touch("ab" * 32)
+        with contextlib.suppress(SatchelError):
+            remove(store, saved.head.session_id)
+    assert files(tmp_path / "moved") == stored
+    assert files(tmp_path / "outside") == before
+
+
+def test_a_link_in_place_of_a_directory_of_blocks_is_not_followed_and_set_aside_by_a_save(
+    store: LocalStore, root: Path, tmp_path: Path
+) -> None:
+    saved = save(store, snapshot(0, 29))
+    make_outside(tmp_path)
+    ref = saved.manifest.blocks[0]
+    shard = block_path(root, ref.sha256).parent
+    shutil.copytree(shard, tmp_path / "outside", dirs_exist_ok=True)
+    before = files(tmp_path / "outside")
+    shutil.rmtree(shard)
+    shard.symlink_to(tmp_path / "outside")
+    assert_equal(load_snapshot(store, saved.manifest), snapshot(0, 29))
+    with pytest.raises(SatchelError, match="is a link, and nothing is written or deleted through it"):
+        store.delete_block(ref.sha256)
+    collect(store, grace_s=0)
+    assert shard.is_symlink()
+    again = save(store, snapshot(0, 29), saved)
+    assert shard.is_dir() and not shard.is_symlink()
+    assert_equal(load_snapshot(store, again.manifest), snapshot(0, 29))
+    collect(store, grace_s=0)
+    remove(store, saved.head.session_id)
+    assert files(tmp_path / "outside") == before
+    assert not list(root.rglob("*.aside-*"))
+
+
+@pytest.mark.parametrize("make", NO_FILES)
+def test_what_is_no_file_in_place_of_the_lock_is_told(
+    store: LocalStore, root: Path, make: Make, no_hang: None
+) -> None:
+    save(store, snapshot(0, 9))
+    lock = root / "v1" / "lock"
+    put_in_place(lock, make)
+    with pytest.raises(SatchelError) as refused:
+        save(store, snapshot(0, 9), name="other")
+    assert refused.value.one_line() == f"{lock} is not a file, which the lock has to be; delete it"
+    assert not (root / "v1" / "nowhere").exists()
+
+
+def test_a_directory_that_cannot_be_listed_is_told(
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block_id = save(store, snapshot(0, 29)).manifest.blocks[0].sha256
+    real = os.scandir
+    for folder in (block_path(root, block_id).parent, *(root / "v1" / name for name in ("", "manifests"))):
+
+        def scandir(path: Path, refused: Path = folder) -> object:
+            if Path(path) == refused:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return real(path)
+
+        monkeypatch.setattr(os, "scandir", scandir)
+        for act in (stats, collect):
+            with pytest.raises(SatchelError) as refused:
+                act(store)
+            assert refused.value.one_line() == f"cannot read {folder}: Permission denied"
+
+
+# What is claimed and cannot be
+
+
+def test_a_context_of_impossible_blocks_is_refused_before_any_is_read(store: LocalStore) -> None:
+    manifest = save(store, snapshot(0, 24)).manifest
+    first, second, third = manifest.blocks
+    for refs, complaint in (
+        ((first, second, first.model_copy(update={"start": 16, "stop": 24})), "two of one context"),
+        ((first, second.model_copy(update={"stop": 8}), third), "said to hold 0 tokens"),
+        ((first.model_copy(update={"stop": 1 << 40}), second, third), "said to hold 1099511627776 tokens"),
+    ):
+        taken: list[Block] = []
+        with pytest.raises(DamagedError, match=complaint):
+            load_blocks(store, manifest.identity, refs, taken.append)
+        assert taken == []
+
+
+def test_blocks_that_expand_too_far_together_are_refused(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = {"zeros": np.zeros(100_000, np.uint8)}
+    tokens = [np.arange(at, at + BLOCK, dtype=np.uint32) for at in range(0, 10 * BLOCK, BLOCK)]
+    blocks = tuple(Block(int(ids[0]), int(ids[-1]) + 1, ids, zeros) for ids in tokens)
+    tail = Block(10 * BLOCK, 10 * BLOCK + 1, np.zeros(1, np.uint32), {})
+    manifest = save(store, Snapshot(IDENTITY, blocks, tail)).manifest
+    taken: list[Block] = []
+    with monkeypatch.context() as patch:
+        patch.setattr("satchel.cache_store.frame.FREE_BYTES", 450_000)
+        with pytest.raises(DamagedError, match=r"is the last of \d+ bytes of blocks, which would take"):
+            load_blocks(store, manifest.identity, manifest.blocks, taken.append)
+    assert len(taken) == 4
+    load_blocks(store, manifest.identity, manifest.blocks, taken.append)
+    assert len(taken) == 14
+
+
 @pytest.mark.parametrize("make", [None, make_garbage, *NO_FILES])
 def test_a_damaged_manifest_gives_way_to_the_one_before_and_saving_goes_on(
     store: LocalStore, root: Path, make: Make | None, no_hang: None
@@ -610,15 +949,15 @@ def test_a_damaged_manifest_gives_way_to_the_one_before_and_saving_goes_on(
     path.unlink()
     if make:
         make(path)
-    assert store.sweep() == 0
+    assert collect(store, grace_s=0).freed_bytes == 0
     opened = open_session(store, "notes")
     assert (opened.head, opened.manifest, opened.earlier) == (three.head, two.manifest, two.head.manifest)
-    assert opened.notice and opened.notice.endswith(": 'notes' goes on from the save before, with 1 messages")
+    assert opened.notice and opened.notice.endswith(": 'notes' goes on from the save before, with 2 messages")
     assert_equal(load_snapshot(store, opened.manifest), snapshot(0, 30))
 
     four = save(store, snapshot(24, 43), opened)
     assert (four.head.generation, four.manifest.parent) == (4, two.head.manifest)
-    store.sweep()
+    collect(store, grace_s=0)
     assert open_session(store, "notes") == four
     assert_equal(load_snapshot(store, four.manifest), snapshot(0, 43))
     assert_equal(load_snapshot(store, two.manifest), snapshot(0, 30))
@@ -695,4 +1034,4 @@ def test_a_lock_held_by_another_is_waited_for_and_then_reported(root: Path) -> N
 @pytest.fixture(autouse=True)
 def _no_leftovers(tmp_path: Path) -> Iterator[None]:
     yield
-    assert not list(tmp_path.rglob(".tmp-*"))
+    assert {path.name for path in tmp_path.rglob(".tmp-*")} <= {".tmp-theirs"}

@@ -22,7 +22,7 @@ from satchel.cache_store.manifest import (
     encode_manifest,
 )
 from satchel.cache_store.names import name_key, validate_name
-from satchel.errors import DamagedError, UsageError
+from satchel.errors import DamagedError, UsageError, VersionError
 
 GOLDEN = Path(__file__).parent / "golden"
 SESSION = "0123456789abcdef" * 2
@@ -74,6 +74,13 @@ def test_bytes_that_are_not_text_do_not_stop_a_save() -> None:
     assert decode_manifest(encode_manifest(manifest)).messages[0].content == "caf? \U0001f392"
 
 
+def test_words_alone_are_neither_lossy_nor_foreign() -> None:
+    """They will be read exactly, into state of this machine's."""
+    words = make_manifest(archived_from="turbo4", foreign=True, abandoned=("f" * 64,)).words_alone()
+    assert words == make_manifest(blocks=(), tail=None, token_count=0, abandoned=("f" * 64,))
+    assert words.archive_note is None
+
+
 def test_a_manifest_of_a_transcript_alone() -> None:
     manifest = make_manifest(blocks=(), tail=None, token_count=0)
     assert decode_manifest(encode_manifest(manifest)).tail is None
@@ -95,14 +102,23 @@ def test_a_manifest_of_a_transcript_alone() -> None:
         {"tail": {"sha256": "e" * 64, "stored_bytes": 500, "start": 512, "stop": 500}},
         {"messages": [{"role": "root", "content": ""}]},
         {"messages": [{"role": "user", "content": 3}]},
-        {"format_version": 2},
-        {"unknown": 1},
     ],
 )
 def test_a_manifest_with_a_wrong_field_is_damage(changes: dict[str, Any]) -> None:
     fields = make_manifest().model_dump(mode="json") | changes
     data = zstandard.compress(json.dumps(fields).encode())
     with pytest.raises(DamagedError, match=r"^manifest [0-9a-f]{12} is damaged: its content is "):
+        decode_manifest(data)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"format_version": 2}, {"format_version": 2, "blocks": 7}, {"unknown": 1}]
+)
+def test_a_manifest_of_another_version_is_not_damage(changes: dict[str, Any]) -> None:
+    """Else an earlier save would stand in for it, and its blocks be deleted."""
+    fields = make_manifest().model_dump(mode="json") | changes
+    data = zstandard.compress(json.dumps(fields).encode())
+    with pytest.raises(VersionError, match=r"^manifest [0-9a-f]{12} cannot be read: it was saved by another"):
         decode_manifest(data)
 
 

@@ -15,11 +15,13 @@ from pydantic import Field
 
 from satchel.cache_store import frame
 from satchel.cache_store.packing import ALIGNMENT, ArraySpec, breaks, pack_arrays, unpack_arrays
-from satchel.cache_store.record import Record
+from satchel.cache_store.record import JsonObject, Record
 from satchel.cache_store.snapshot import canonical_json
-from satchel.errors import DamagedError, SatchelError
+from satchel.errors import DamagedError, SatchelError, VersionError
 
 Kind = Literal["block", "tail"]
+
+TOKENS = "tokens"  # the array that holds an object's token ids, next to the engine's own
 
 MAX_OBJECT_BYTES = 1 << 30
 MAX_ENVELOPE_BYTES = 4 << 20
@@ -31,7 +33,7 @@ _MAGIC = b"SATCHEL"
 
 class _Envelope(Record):
     kind: Kind
-    meta: dict[str, Any]
+    meta: JsonObject
     arrays: tuple[ArraySpec, ...] = Field(strict=False)
 
 
@@ -58,10 +60,13 @@ def decode_object(data: bytes, kind: Kind) -> tuple[dict[str, Any], dict[str, np
 
     Raises:
         DamagedError: not an object of this kind and version, whole and within bounds; names the object.
+        SatchelError: there is no memory for it.
     """
     try:
         return _decode(data, kind)
-    except DamagedError as err:
+    except MemoryError as err:
+        raise SatchelError(f"{kind} {frame.object_id(data)[:12]} does not fit into memory") from err
+    except (DamagedError, VersionError) as err:  # a state that cannot be read is lost either way
         raise DamagedError(f"{kind} {frame.object_id(data)[:12]} is damaged: {err}") from err
 
 

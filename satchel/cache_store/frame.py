@@ -10,19 +10,20 @@ import zstandard
 
 from satchel.errors import DamagedError, SatchelError
 
-# Stored/raw size at levels 1, 3, 6 (milliseconds to encode; to decode one object):
-#   256 tokens of SmolLM2-135M at 4 bits, 1.7 MB    .937  .928  .925  (2, 3, 7; 1)
-#   the same at 3 bits, 1.3 MB                      .934  .917  .923  (2, 2, 8; 1)
-#   the same at 2 bits, 0.9 MB                      .950  .922  .917  (1, 2, 3; 1)
-#   160 tokens of float16 window, 3.7 MB            .884  .868  .884  (8, 9, 7; 3)
-#   the same in bfloat16                            .704  .720  .710  (9, 23, 49; 4)
-# Codes take at most 1 % more than the entropy of their symbols at each; longer matches, another hash size or
-# a window of one block change under 0.3 %. 3 is never far from the best.
-LEVEL = 3
+# Stored/raw size and, in brackets, MB/s of one x86 core to compress, with `breaks`, at levels -1, 1, 3, 6:
+#   256 tokens of SmolLM2-135M at 4 bits, 1.6 MB   .982 (1401)  .929 (663)  .928 (576)  .927 (407)
+#   the same at 3 bits, 1.3 MB                    1.255 (1251)  .908 (567)  .907 (391)  .906 (221)
+#   the same at 2 bits, 0.9 MB                     .968 (1485)  .908 (694)  .907 (503)  .906 (273)
+#   its tail with a float16 window, 4.8 MB         .989 (1986)  .858 (998)  .857 (744)  .857 (518)
+# Beside it, packing does 1300 MB/s (500 at 3 bits) and SHA-256 1000. Codes take at most 1 % more than the
+# entropy of their symbols from level 1 on, which finds it with Huffman codes; levels below have none. Longer
+# matches, another hash size or a window of one block change under 0.3 %.
+LEVEL = 1
 
-# Real state hardly compresses. Only small objects, where it costs nothing, may expand without limit.
+# Real state hardly compresses. Only small objects, where it costs nothing, may expand without limit. With the
+# copy that joining planes takes, a file has to have 32 MB before it can ask for 512.
 FREE_BYTES = 64 << 20
-MAX_RATIO = 64
+MAX_RATIO = 8
 
 
 def object_id(data: bytes) -> str:

@@ -2,68 +2,83 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from satchel.cache_store.manifest import Head
 from satchel.cache_store.names import name_key
 from satchel.errors import DamagedError, NotFoundError, UsageError
 
+if TYPE_CHECKING:
+    from satchel.cache_store.index import StoreIndex
+
 MAX_NAMED = 3  # damaged heads in one error
+
+ID_LENGTH = 32
 
 _ID_START = re.compile("[0-9a-f]{4,}")
 
 
 @dataclass(frozen=True, slots=True)
 class HeadList:
-    """The sessions, newest first, and what is wrong with each head that cannot be read, by its file's id."""
+    """Sessions, newest first, of `total` in the store.
+
+    `faults` says what is wrong with each head that cannot be read, by its file's id.
+    """
 
     heads: tuple[Head, ...]
     faults: Mapping[str, str]
+    total: int
 
     @property
     def damaged(self) -> tuple[str, ...]:
         """One line for each head that cannot be read."""
         return tuple(self.faults.values())
 
-    def session_id(self, wanted: str | None) -> str:
-        """The id of the session of this name (in any case) or id or start of an id; of the latest for None.
 
-        A session whose head cannot be read is found by its id alone.
+def find_session_id(index: StoreIndex, wanted: str | None) -> str:
+    """The id of the session of this name (in any case) or id or start of an id; of the latest for None.
 
-        Raises:
-            NotFoundError: there is none; names what is near.
-            UsageError: the start of an id fits several sessions.
-            DamagedError: there is none, but one that cannot be read may be it; says what is wrong with those.
-        """
-        if wanted is None:
-            if self.heads:
-                return self.heads[0].session_id
-            raise self._damaged("") if self.faults else NotFoundError("no session is saved yet")
-        by_key = {name_key(head.name): head for head in reversed(self.heads)}
-        if head := by_key.get(name_key(wanted)):
-            return head.session_id
-        if session_id := self._of_id(wanted):
-            return session_id
-        if self.faults:
-            raise self._damaged(f" called {wanted!r}")
-        if not self.heads:
-            raise NotFoundError("no session is saved yet")
-        near = difflib.get_close_matches(name_key(wanted), by_key, n=3)
-        hint = f"near it are {', '.join(by_key[key].name for key in near)}" if near else ""
-        raise NotFoundError(f"no session is called {wanted!r}", hint)
+    A session whose head cannot be read is found by its id alone.
 
-    def _of_id(self, wanted: str) -> str | None:
-        names = {head.session_id: head.name for head in self.heads} | {each: each for each in self.faults}
-        if wanted in names:
-            return wanted
-        fitting = [each for each in names if each.startswith(wanted)] if _ID_START.fullmatch(wanted) else []
-        if len(fitting) > 1:
-            sessions = ", ".join(names[each] for each in fitting)
-            raise UsageError(f"{wanted!r} is the start of several ids", f"the sessions are {sessions}")
-        return fitting[0] if fitting else None
+    Raises:
+        NotFoundError: there is none; names what is near.
+        UsageError: the start of an id fits several sessions.
+        DamagedError: there is none, but one that cannot be read may be it; says what is wrong with those.
+    """
+    faults = index.faults()
+    if wanted is None:
+        if latest := index.heads(limit=1):
+            return latest[0].session_id
+        raise _damaged(faults, "") if faults else NotFoundError("no session is saved yet")
+    if len(wanted) == ID_LENGTH and (session_id := _of_id(index, wanted)):
+        return session_id  # whatever a session may be called
+    if named := index.named(name_key(wanted)):
+        return named[0].session_id
+    if session_id := _of_id(index, wanted):
+        return session_id
+    if faults:
+        raise _damaged(faults, f" called {wanted!r}")
+    if not index.count():
+        raise NotFoundError("no session is saved yet")
+    near = index.names_near(name_key(wanted))
+    raise NotFoundError(f"no session is called {wanted!r}", f"near it are {', '.join(near)}" if near else "")
 
-    def _damaged(self, called: str) -> DamagedError:
-        return DamagedError(f"there is no readable session{called}", "; ".join(self.damaged[:MAX_NAMED]))
+
+def _of_id(index: StoreIndex, wanted: str) -> str | None:
+    fitting = dict(index.with_id_prefix(wanted))
+    if wanted in fitting:
+        return wanted
+    if not _ID_START.fullmatch(wanted):
+        return None
+    if len(fitting) > 1:
+        sessions = ", ".join(fitting.values())
+        raise UsageError(f"{wanted!r} is the start of several ids", f"the sessions are {sessions}")
+    return next(iter(fitting), None)
+
+
+def _damaged(faults: Mapping[str, str], called: str) -> DamagedError:
+    lines = list(faults.values())[:MAX_NAMED]
+    return DamagedError(f"there is no readable session{called}", "; ".join(lines))

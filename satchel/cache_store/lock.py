@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from pathlib import Path
@@ -14,12 +16,15 @@ from satchel.files import cannot_write, private_dir
 
 _POLL_S = 0.02
 
+# What `open` says of a directory, a link (`O_NOFOLLOW`; FreeBSD has EMLINK), and a socket.
+_NO_FILE = (errno.EISDIR, errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EOPNOTSUPP)
+
 
 class FileLock:
     """Excludes other processes and other threads; the thread that holds it may enter it again.
 
     Raises on entering:
-        SatchelError: others held the lock for `timeout_s`, or the lock file cannot be made.
+        SatchelError: others held the lock for `timeout_s`, or the lock file cannot be made or is no file.
     """
 
     def __init__(self, path: Path, timeout_s: float) -> None:
@@ -52,8 +57,11 @@ class FileLock:
     def _acquire(self, deadline: float) -> int:
         try:
             private_dir(self._path.parent)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(self._path, flags, 0o600)
             try:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise self._no_file()
                 while not _try_lock(descriptor):
                     if time.monotonic() >= deadline:
                         raise self._busy()
@@ -62,8 +70,13 @@ class FileLock:
                 os.close(descriptor)
                 raise
         except OSError as err:
+            if err.errno in _NO_FILE:
+                raise self._no_file() from err
             raise cannot_write(self._path, err) from err
         return descriptor
+
+    def _no_file(self) -> SatchelError:
+        return SatchelError(f"{self._path} is not a file, which the lock has to be", "delete it")
 
     def _busy(self) -> SatchelError:
         return SatchelError(

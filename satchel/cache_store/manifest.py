@@ -5,20 +5,25 @@ Knows nothing of files: both are values that are checked when they are made and 
 
 from __future__ import annotations
 
+import contextlib
+from datetime import datetime
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, Field, model_validator
+from pydantic_core import from_json
 
 from satchel.cache_store import frame
 from satchel.cache_store.names import name_fault
-from satchel.cache_store.record import Record
+from satchel.cache_store.record import JsonObject, Record
 from satchel.cache_store.snapshot import canonical_json
-from satchel.errors import DamagedError
+from satchel.errors import DamagedError, SatchelError, VersionError
 
 MAX_MANIFEST_BYTES = 8 << 20  # two million tokens of text
 MAX_HEAD_BYTES = 64 << 10
 MAX_ABANDONED = 32
+MAX_GENERATION = (1 << 53) - 1
+MAX_STORED_BYTES = 1 << 52  # of a session, so that its head can count them
 TITLE_LENGTH = 80  # characters
 
 
@@ -28,6 +33,12 @@ def _check_name(name: str) -> str:
     return name
 
 
+def _check_time(time: datetime) -> datetime:
+    if not 1970 <= time.year < 9999:
+        raise ValueError("a time that not every time zone has")
+    return time
+
+
 def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
@@ -35,7 +46,7 @@ def _encodable(text: str) -> str:
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SessionId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 SessionName = Annotated[str, AfterValidator(_check_name)]
-Time = Annotated[AwareDatetime, Field(strict=False)]
+Time = Annotated[AwareDatetime, AfterValidator(_check_time), Field(strict=False)]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
@@ -93,22 +104,23 @@ class Manifest(Archivable):
     `parent` is the id of the manifest this one was made from; for a fork it belongs to another session.
     `tail` is None when only the transcript was saved. `abandoned` are ids of manifests of the same session
     whose words are not the beginning of this one's, such as what followed the turn that the user went back
-    to; the newest is last.
+    to; the newest is last. `foreign`: the state came with a file from elsewhere, and is not for others.
     """
 
     format_version: Literal[1] = 1
     session_id: SessionId
     name: SessionName
-    generation: Annotated[int, Field(ge=1, lt=1 << 53)]
+    generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
     parent: Sha256 | None
     created_at: Time
     model_name: str
     profile_name: str
-    identity: dict[str, Any]
+    identity: JsonObject
     messages: tuple[Message, ...] = Field(strict=False)
     blocks: tuple[BlockRef, ...] = Field(strict=False)
     tail: TailRef | None
     token_count: Count
+    foreign: bool = False
     abandoned: Annotated[tuple[Sha256, ...], Field(max_length=MAX_ABANDONED, strict=False)] = ()
 
     @model_validator(mode="after")
@@ -117,15 +129,28 @@ class Manifest(Archivable):
         for before, after in pairwise(refs):
             if before.stop != after.start:
                 raise ValueError(f"a block ends at token {before.stop} and the next starts at {after.start}")
+        if sum(ref.stored_bytes for ref in refs) >= MAX_STORED_BYTES:
+            raise ValueError("its objects are larger than any disk")
         if refs and refs[0].start != 0:
             raise ValueError(f"the first block starts at token {refs[0].start}")
         if self.token_count != (refs[-1].stop if refs else 0):
             raise ValueError(f"{self.token_count} tokens are counted and the blocks hold another number")
         return self
 
+    @property
+    def questions(self) -> list[str]:
+        """What the user said, turn by turn."""
+        return [message.content for message in self.messages if message.role == "user"]
+
+    @property
+    def is_for_others(self) -> bool:
+        """Whether other sessions may take its blocks: what reading gives is there, and it was read here."""
+        return not (self.archived_from or self.foreign)
+
     def words_alone(self) -> Manifest:
-        """The same generation with its transcript and without its state."""
-        return self.model_copy(update={"blocks": (), "tail": None, "token_count": 0})
+        """The same generation with its transcript, and without its state and what is said of that."""
+        no_state = {"blocks": (), "tail": None, "token_count": 0, "archived_from": None, "foreign": False}
+        return self.model_copy(update=no_state)
 
 
 class Head(Archivable):
@@ -134,7 +159,7 @@ class Head(Archivable):
     session_id: SessionId
     name: SessionName
     manifest: Sha256
-    generation: Annotated[int, Field(ge=1, lt=1 << 53)]
+    generation: Annotated[int, Field(ge=1, le=MAX_GENERATION)]
     updated_at: Time
     model_name: str
     profile_name: str
@@ -147,7 +172,7 @@ class Head(Archivable):
     def of(cls, manifest: Manifest, stored: bytes) -> Self:
         """The head that names `manifest`, whose encoded bytes are `stored`."""
         refs = (*manifest.blocks, manifest.tail) if manifest.tail else manifest.blocks
-        questions = [message.content for message in manifest.messages if message.role == "user"]
+        questions = manifest.questions
         return cls(
             session_id=manifest.session_id,
             name=manifest.name,
@@ -160,7 +185,7 @@ class Head(Archivable):
             turns=len(questions),
             token_count=manifest.token_count,
             stored_bytes=len(stored) + sum(ref.stored_bytes for ref in refs),
-            title=_title(questions[0]) if questions else "",
+            title=title_of(questions[0]) if questions else "",
         )
 
 
@@ -179,15 +204,40 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     Raises:
         DamagedError: not a whole, consistent manifest of this format; names it.
+        VersionError: of another format, or with fields that this version does not know; names it.
     """
     try:
-        return Manifest.parse(frame.decompress(data, MAX_MANIFEST_BYTES))
+        content = frame.decompress(data, MAX_MANIFEST_BYTES)
+        with contextlib.suppress(ValueError):
+            check_format(from_json(content))
+        return Manifest.parse(content)
     except DamagedError as err:
         raise DamagedError(f"manifest {frame.object_id(data)[:12]} is damaged: {err}") from err
+    except VersionError as err:
+        raise VersionError(f"manifest {frame.object_id(data)[:12]} cannot be read: {err}") from err
+
+
+def check_format(value: object) -> None:
+    """Look at a manifest, as JSON, before its fields are: those of another format are others.
+
+    Raises:
+        VersionError: it is of another format.
+    """
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if type(version) is int and version != 1:
+        raise VersionError(f"it was saved by another version of Satchel (format {version}, not 1)")
 
 
 def encode_head(head: Head) -> bytes:
-    return canonical_json(head.stored()) + b"\n"
+    """The stored bytes.
+
+    Raises:
+        SatchelError: too large for the store, which would not read it again.
+    """
+    data = canonical_json(head.stored()) + b"\n"
+    if len(data) > MAX_HEAD_BYTES:
+        raise SatchelError(f"a head of {len(data)} bytes is beyond what the store takes")
+    return data
 
 
 def decode_head(data: bytes, session_id: str) -> Head:
@@ -199,13 +249,15 @@ def decode_head(data: bytes, session_id: str) -> Head:
         head = Head.parse(data)
     except DamagedError as err:
         raise DamagedError(f"the head of session {session_id[:12]} is damaged: {err}") from err
+    except VersionError as err:
+        raise VersionError(f"the head of session {session_id[:12]} cannot be read: {err}") from err
     if head.session_id != session_id:
         raise DamagedError(f"the head of session {session_id[:12]} belongs to {head.session_id[:12]}")
     return head
 
 
-def _title(question: str) -> str:
-    """The start of the first question, in one printable line."""
+def title_of(question: str) -> str:
+    """The start of a question, in one printable line."""
     words = "".join(char if char.isprintable() else " " for char in question[: 4 * TITLE_LENGTH]).split()
     line = " ".join(words)
     return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 1].rstrip() + "…"

@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import math
 import struct
-import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -35,15 +36,23 @@ DTYPES: dict[str, np.dtype] = {
 PLANAR = frozenset({"uint16", "float16", "float32"})
 
 # Words are spread as sextets only where that takes their entropy below this part of what it is as bytes.
-# Triples of words at even distances stand for the array: 48 KB tell the entropy to 0.1 %.
+# Triples of words at even distances stand for the array: 12 KB tell the entropy to 0.3 %.
 SEXTETS_GAIN = 0.99
-SAMPLE_TRIPLES = 4096
+SAMPLE_TRIPLES = 1024
 
 # numpy multiplies the dimensions of an array without elements too, leaving zeros out, and refuses what does
 # not fit 63 bits.
 MAX_SHAPE_BYTES = 1 << 62
 
-_ZIP_LOCAL_HEADER = struct.Struct("<4sHHHHHLLLHH")  # APPNOTE.TXT 4.3.7
+# APPNOTE.TXT 4.3.7, 4.3.12 and 4.3.16
+_ZIP_LOCAL_HEADER = struct.Struct("<4sHHHHHLLLHH")
+_ZIP_ENTRY = struct.Struct("<4sHHHHHHLLLHHHHHLL")
+_ZIP_END = struct.Struct("<4sHHHHLLH")
+_ZIP_STORED = 0
+# Version 2.0, no flags, dated 1 January 1980: the same content is the same block.
+_ZIP_FIXED = (20, 0, _ZIP_STORED, 0, 1 << 5 | 1)
+_ZIP_MADE_BY = 3 << 8 | 20  # Unix
+_ZIP_MODE = 0o600 << 16
 _ZIP_PADDING_ID = 0xD935  # the extra field that Android's zipalign pads with
 _NPY_MAGIC = b"\x93NUMPY\x01\x00"
 
@@ -110,23 +119,34 @@ def pack_arrays(arrays: Mapping[str, np.ndarray]) -> tuple[bytes, list[ArraySpec
     Raises:
         ValueError: a name or a dtype that the format has not (a fault of the caller).
     """
-    buffer, specs = io.BytesIO(), []
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in arrays.items():
-            spec = _spec(name, array)
-            stored = np.asarray(array, dtype=DTYPES[spec.dtype], order="C")
-            if spec.planes:
-                elements = stored.reshape(-1).view(np.uint8).reshape(stored.size, stored.itemsize)
-                stored = np.ascontiguousarray(elements.T)  # (itemsize, size)
-            elif spec.sextets:
-                stored = _spread_sextets(stored.reshape(-1).view(np.uint8))
-            member = zipfile.ZipInfo(f"{name}.npy")  # dated 1980: the same content is the same block
-            member.create_system = 3
-            member.extra = _padding(buffer.tell() + _ZIP_LOCAL_HEADER.size + len(member.filename))
-            with archive.open(member, "w") as file:
-                np.lib.format.write_array(file, stored, version=(1, 0), allow_pickle=False)
-            specs.append(spec)
-    return buffer.getvalue(), specs
+    # Put together here and not by `zipfile`, which copies each array three times.
+    pieces: list[bytes | memoryview] = []
+    directory, specs, offset = [], [], 0
+    for name, array in arrays.items():
+        spec = _spec(name, array)
+        stored = _laid_out(array, spec)
+        header, file_name = _npy_header(stored.dtype, stored.shape), f"{name}.npy".encode()
+        content = stored.reshape(-1).view(np.uint8).data
+        size, crc = len(header) + len(content), zlib.crc32(content, zlib.crc32(header))
+        padding = _padding(offset + _ZIP_LOCAL_HEADER.size + len(file_name))
+        of_file = (*_ZIP_FIXED, crc, size, size, len(file_name), len(padding))
+        pieces += [_ZIP_LOCAL_HEADER.pack(b"PK\x03\x04", *of_file) + file_name + padding + header, content]
+        entry = _ZIP_ENTRY.pack(b"PK\x01\x02", _ZIP_MADE_BY, *of_file, 0, 0, 0, _ZIP_MODE, offset)
+        directory.append(entry + file_name + padding)
+        offset += len(pieces[-2]) + len(content)
+        specs.append(spec)
+    entries, count = b"".join(directory), len(directory)
+    end = _ZIP_END.pack(b"PK\x05\x06", 0, 0, count, count, len(entries), offset, 0)
+    return b"".join([*pieces, entries, end]), specs
+
+
+def _laid_out(array: np.ndarray, spec: ArraySpec) -> np.ndarray:
+    """What is stored of `array`: the npz member that `spec` describes, contiguous."""
+    stored = np.asarray(array, dtype=DTYPES[spec.dtype], order="C")
+    if spec.planes:
+        elements = stored.reshape(-1).view(np.uint8).reshape(stored.size, stored.itemsize)
+        return np.ascontiguousarray(elements.T)  # (itemsize, size)
+    return _spread_sextets(stored.reshape(-1).view(np.uint8)) if spec.sextets else stored
 
 
 def unpack_arrays(data: bytes | memoryview, specs: Sequence[ArraySpec]) -> dict[str, np.ndarray]:
@@ -173,7 +193,7 @@ def _find_member(view: memoryview, offset: int, spec: ArraySpec) -> tuple[int, i
     name = bytes(view[offset : offset + name_bytes])
     if signature != b"PK\x03\x04" or name != f"{spec.name}.npy".encode():
         raise DamagedError(f"array {spec.name} is not where it should be")
-    if flags or method != zipfile.ZIP_STORED or stored != size:
+    if flags or method != _ZIP_STORED or stored != size:
         raise DamagedError(f"array {spec.name} is compressed or encrypted")
     offset += name_bytes + extra_bytes
 
@@ -253,6 +273,7 @@ def _join_planes(planes: np.ndarray, spec: ArraySpec) -> np.ndarray:
     return joined.reshape(-1).view(DTYPES[spec.dtype]).reshape(spec.shape)
 
 
+@lru_cache(maxsize=1024)
 def _npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     buffer = io.BytesIO()
     fields = {"descr": dtype.str, "fortran_order": False, "shape": shape}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from satchel.errors import DamagedError
+from satchel.cache_store.snapshot import canonical_json
+from satchel.errors import DamagedError, VersionError
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    canonical_json(value)
+    return value
+
+
+# Values of any kind that can be written as JSON again: the parser also takes `NaN`, and `1e400` for infinity.
+JsonObject = Annotated[dict[str, Any], AfterValidator(_writable)]
 
 
 class Record(BaseModel):
@@ -29,13 +39,19 @@ class Record(BaseModel):
 
         Raises:
             DamagedError: not JSON, or not this record; says what is wrong first, without the input.
+            VersionError: right but for fields that this version does not know.
         """
         try:
             # Not `model_validate_json`: each of its errors holds a copy of the input, which may be hostile.
             return cls.model_validate(from_json(data))
         except ValidationError as err:
-            first = err.errors(include_url=False, include_input=False)[0]
+            errors = err.errors(include_url=False, include_input=False)
+            first = errors[0]
             place = ".".join(map(str, first["loc"])) or "top"
+            if all(error["type"] == "extra_forbidden" for error in errors):
+                raise VersionError(
+                    f"it was saved by another version of Satchel ({place} is not known)"
+                ) from err
             raise DamagedError(f"its content is wrong ({place}: {first['msg']})") from err
         except ValueError as err:
             raise DamagedError(f"its content is not JSON ({err})") from err

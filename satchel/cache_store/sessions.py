@@ -1,7 +1,4 @@
-"""A session's snapshot to and from a store: which blocks are new, and whether what comes back is right.
-
-Knows nothing of models. It joins the shared type, the container and the manifest.
-"""
+"""Sessions in a store: opening, saving and forking them. Knows nothing of models, or of how state is read."""
 
 from __future__ import annotations
 
@@ -13,18 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-import numpy as np
-
-from satchel.cache_store.block import Kind, decode_object, encode_object
-from satchel.cache_store.local import LocalStore
-from satchel.cache_store.manifest import BlockRef, Head, Manifest, Message, TailRef
+from satchel.cache_store.block import TOKENS, Kind, decode_object, encode_object
+from satchel.cache_store.local import LocalStore, next_generation
+from satchel.cache_store.manifest import MAX_ABANDONED, BlockRef, Head, Manifest, Message, TailRef
 from satchel.cache_store.names import validate_name
+from satchel.cache_store.objects import Put
 from satchel.cache_store.snapshot import ROOT, Block, PendingBlock, Snapshot, chain_key, identity_digest
-from satchel.errors import DamagedError, NotFoundError, SatchelError
+from satchel.errors import DamagedError, NotFoundError, VersionError
 
-TOKENS = "tokens"  # the array that holds an object's token ids, next to the engine's own
-
-_WORKERS = min(8, os.cpu_count() or 1)
+_WORKERS = min(8, 1 + (os.cpu_count() or 1))  # one of them waits for the disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,84 +66,95 @@ def save_snapshot(
     model_name: str,
     profile_name: str,
     base: Saved | None = None,
+    kept: Sequence[BlockRef] | None = None,
     fork: bool = False,
     archived_from: str | None = None,
+    foreign: bool = False,
     drop_base_state: bool = False,
 ) -> Saved:
     """Save the next generation of a session: new blocks, then the tail, the manifest, and the head.
 
     Args:
-        snapshot: what `base` has not: it starts where a block of `base` ends, and replaces what follows.
+        snapshot: what the store has not: it starts where the last block of `kept` ends.
         messages: the whole transcript.
         name: the session's name; one that differs from `base`'s renames it.
         base: the generation that this one continues; None begins a session.
-        fork: begin another session with `base`'s history, and leave `base`'s own as it is. Where others
-            may have removed `base`, its blocks may be gone too: hand over a whole snapshot.
+        kept: blocks of the same identity that the store holds, from token 0 on; `base`'s if not given.
+        fork: begin another session with `base`'s history, and leave `base`'s own as it is.
         archived_from: the KV profile that the state had before it was encoded to fewer bits, if it was.
-        drop_base_state: delete `base`'s state, and keep its words alone as the generation before. A later
-            `sweep` deletes what the disk refuses now, and all where any session's head or current manifest
-            cannot be read, since nothing is swept then.
+        foreign: the state came with a file from elsewhere, and is not for other sessions.
+        drop_base_state: keep `base`'s words alone as the generation before, so that nothing of this session
+            refers to `base`'s state any more. What that was is left to `maintenance.delete_unused`.
 
     Raises:
         HeadMovedError: the session is not at `base` any more; save again with `fork` to keep both.
         UsageError: the name breaks the rule, or another session has it.
         SatchelError: the disk refused; the earlier save is intact.
-        ValueError: the snapshot does not continue `base` (a fault of the caller).
+        ValueError: the snapshot does not continue `kept` (a fault of the caller).
     """
     name = validate_name(name)
     continued = base if base and not fork else None
     session_id = continued.head.session_id if continued else secrets.token_hex(16)
-    kept = _kept_blocks(snapshot, base)
+    kept = _kept_blocks(snapshot, base) if kept is None else tuple(kept)
+    if snapshot.start != (kept[-1].stop if kept else 0):
+        raise ValueError(
+            f"the snapshot starts at token {snapshot.start}, and the blocks kept do not end there"
+        )
     with store.locked():
-        blocks, key = _put_blocks(store, snapshot, parent=kept[-1].chain_key if kept else ROOT)
-        tail = _put_tail(store, snapshot, key, session_id)
+        with store.putting_blocks() as put:
+            blocks, tail = _put_state(put, snapshot, kept[-1].chain_key if kept else ROOT, session_id)
         manifest = Manifest(
             session_id=session_id,
             name=name,
-            generation=continued.head.generation + 1 if continued else 1,
+            generation=next_generation(continued.head) if continued else 1,
             parent=_parent(store, base, drop_base_state),
             created_at=datetime.now(UTC),
             model_name=model_name,
             profile_name=profile_name,
             archived_from=archived_from,
+            foreign=foreign,
             identity=dict(snapshot.identity),
             messages=tuple(messages),
             blocks=(*kept, *blocks),
             tail=tail,
             token_count=snapshot.stop,
+            abandoned=_abandoned(store, continued, messages, drop_base_state) if continued else (),
         )
-        head = store.put_manifest(manifest)
-        store.commit_head(head, expected=continued.head.manifest if continued else None)
-        store.drop_superseded(manifest)
-        if drop_base_state:
-            with contextlib.suppress(SatchelError):
-                store.sweep()
+        head = store.commit(manifest, expected=continued.head.manifest if continued else None)
+        if not drop_base_state:
+            store.drop_superseded(manifest)
     return Saved(head, manifest)
 
 
-def load_snapshot(store: LocalStore, manifest: Manifest) -> Snapshot | None:
-    """The whole state that `manifest` lists, or None if it lists none.
+def fork_session(store: LocalStore, saved: Saved, name: str) -> Saved:
+    """Another session with the words and the state of `saved`, whose blocks both use from now on.
 
-    Every object's length and SHA-256 are checked before it is opened, and the chain keys are computed again
-    from the token ids. Whether the identity is the running model's is for the caller to compare.
+    Where a block is missing, or the tail is missing or damaged, only the words are taken along.
 
     Raises:
-        NotFoundError: an object is missing.
-        DamagedError: an object is damaged, or belongs elsewhere; names it.
+        UsageError: the name breaks the rule, or another session has it.
+        SatchelError: the disk refused.
     """
-    if manifest.tail is None:
-        return None
-    refs = (*manifest.blocks, manifest.tail)
-    # zstd and SHA-256 run without Python's lock, so threads read as many blocks at once as there are cores.
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        objects = list(pool.map(lambda ref: _load_object(store, ref), refs))
-    digest, key = identity_digest(manifest.identity), ROOT
-    for ref, (block, stored_key) in zip(refs, objects, strict=True):
-        key = chain_key(key, digest, block.token_ids)
-        if key != stored_key or (isinstance(ref, BlockRef) and key != ref.chain_key):
-            raise DamagedError(f"object {ref.sha256[:12]} belongs to another context")
-    *blocks, tail = (block for block, _ in objects)
-    return Snapshot(manifest.identity, tuple(blocks), tail)
+    origin, session_id = saved.manifest, secrets.token_hex(16)
+    with store.locked():
+        tail = None
+        # What `saved` was when it was opened may have been pruned since.
+        if origin.tail and all(map(store.has_block, origin.blocks)):
+            with contextlib.suppress(NotFoundError, DamagedError):
+                tail = _copy_tail(store, origin.tail, session_id)
+        fork = (origin if tail else origin.words_alone()).model_copy(
+            update={
+                "session_id": session_id,
+                "name": validate_name(name),
+                "generation": 1,
+                "parent": saved.earlier or saved.head.manifest,
+                "created_at": datetime.now(UTC),
+                "tail": tail,
+                "abandoned": (),
+            }
+        )
+        head = store.commit(fork, expected=None)
+    return Saved(head, fork)
 
 
 def _parent(store: LocalStore, base: Saved | None, drop_state: bool) -> str | None:
@@ -164,41 +169,66 @@ def _parent(store: LocalStore, base: Saved | None, drop_state: bool) -> str | No
 def _kept_blocks(snapshot: Snapshot, base: Saved | None) -> tuple[BlockRef, ...]:
     """Those of `base`'s blocks that the snapshot continues."""
     kept = tuple(ref for ref in base.manifest.blocks if ref.stop <= snapshot.start) if base else ()
-    end = kept[-1].stop if kept else 0
-    if end != snapshot.start:
-        raise ValueError(f"the snapshot starts at token {snapshot.start} and the blocks kept end at {end}")
     if kept and base and identity_digest(base.manifest.identity) != identity_digest(snapshot.identity):
         raise ValueError("the snapshot continues blocks of another identity")
     return kept
 
 
-def _put_blocks(store: LocalStore, snapshot: Snapshot, parent: str) -> tuple[list[BlockRef], str]:
-    """References to the snapshot's blocks, once they are stored, and the chain key after the last."""
-    digest, keys = identity_digest(snapshot.identity), [parent]
-    for block in snapshot.blocks:
-        keys.append(chain_key(keys[-1], digest, block.token_ids))
+def _abandoned(
+    store: LocalStore, base: Saved, messages: Sequence[Message], drop_state: bool
+) -> tuple[str, ...]:
+    """Earlier manifests to keep for good: those with words that `messages` do not begin with."""
+    ids = base.manifest.abandoned
+    if not _begins(messages, base.manifest.messages):
+        ids = (*ids, base.earlier or base.head.manifest)
+    elif not drop_state:
+        return ids
+    kept: list[str] = []
+    for manifest_id in ids[-MAX_ABANDONED:]:
+        try:
+            manifest = store.get_manifest(manifest_id)
+        except (NotFoundError, DamagedError):
+            continue
+        except VersionError:
+            kept.append(manifest_id)
+            continue
+        if not _begins(messages, manifest.messages):
+            words = manifest.words_alone()
+            kept.append(store.put_manifest(words).manifest if drop_state else manifest_id)
+    return tuple(kept)
 
-    def put(block: Block | PendingBlock, key: str) -> BlockRef:
+
+def _begins(messages: Sequence[Message], beginning: Sequence[Message]) -> bool:
+    return list(messages[: len(beginning)]) == list(beginning)
+
+
+def _put_state(
+    put: Put, snapshot: Snapshot, parent: str, session_id: str
+) -> tuple[tuple[BlockRef, ...], TailRef]:
+    """References to the snapshot's blocks and to its tail, once they are stored. `parent`: a chain key."""
+    digest, keys = identity_digest(snapshot.identity), [parent]
+    for part in (*snapshot.blocks, snapshot.tail):
+        keys.append(chain_key(keys[-1], digest, part.token_ids))
+
+    def put_block(block: Block | PendingBlock, key: str) -> BlockRef:
         whole = block.whole()
         data = _encode("block", whole, {"chain_key": key})
         return BlockRef(
             chain_key=key,
-            sha256=store.put_block(data),
+            sha256=put(data),
             stored_bytes=len(data),
             start=block.start,
             stop=block.stop,
             checkpoint=whole.checkpoint,
         )
 
+    def put_tail(tail: Block, key: str) -> TailRef:
+        data = _encode("tail", tail, {"chain_key": key, "session_id": session_id})
+        return TailRef(sha256=put(data), stored_bytes=len(data), start=tail.start, stop=tail.stop)
+
     with ThreadPoolExecutor(_WORKERS) as pool:
-        return list(pool.map(put, snapshot.blocks, keys[1:])), keys[-1]
-
-
-def _put_tail(store: LocalStore, snapshot: Snapshot, parent: str, session_id: str) -> TailRef:
-    tail = snapshot.tail
-    key = chain_key(parent, identity_digest(snapshot.identity), tail.token_ids)
-    data = _encode("tail", tail, {"chain_key": key, "session_id": session_id})
-    return TailRef(sha256=store.put_block(data), stored_bytes=len(data), start=tail.start, stop=tail.stop)
+        tail = pool.submit(put_tail, snapshot.tail, keys[-1])  # first, for it is the largest
+        return tuple(pool.map(put_block, snapshot.blocks, keys[1:-1])), tail.result()
 
 
 def _encode(kind: Kind, block: Block, meta: dict[str, str]) -> bytes:
@@ -209,16 +239,8 @@ def _encode(kind: Kind, block: Block, meta: dict[str, str]) -> bytes:
     )
 
 
-def _load_object(store: LocalStore, ref: TailRef) -> tuple[Block, str]:
-    """A block or tail, and the chain key written in it."""
-    kind: Kind = "block" if isinstance(ref, BlockRef) else "tail"
-    meta, arrays = decode_object(store.get_block(ref.sha256, ref.stored_bytes), kind)
-    token_ids, engine_meta = arrays.pop(TOKENS, None), meta.get("engine")
-    if (
-        token_ids is None
-        or token_ids.dtype != np.uint32
-        or token_ids.shape != (ref.stop - ref.start,)
-        or not isinstance(engine_meta, dict)
-    ):
-        raise DamagedError(f"{kind} {ref.sha256[:12]} does not hold tokens {ref.start} to {ref.stop}")
-    return Block(ref.start, ref.stop, token_ids, arrays, engine_meta), str(meta.get("chain_key"))
+def _copy_tail(store: LocalStore, ref: TailRef, session_id: str) -> TailRef:
+    """A tail as it is, under the name of another session: tails are never shared."""
+    meta, arrays = decode_object(store.get_block(ref.sha256, ref.stored_bytes), "tail")
+    data = encode_object("tail", {**meta, "session_id": session_id}, arrays)
+    return ref.model_copy(update={"sha256": store.put_block(data), "stored_bytes": len(data)})
