@@ -18,9 +18,11 @@ import numpy as np
 import pexpect
 import pytest
 import tiny_models
+from state_parts import export_tail
 
 from satchel.cache_store.local import HeadMovedError, LocalStore
-from satchel.cache_store.manifest import decode_manifest
+from satchel.cache_store.maintenance import collect
+from satchel.cache_store.manifest import Head, Manifest, decode_manifest
 from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
 from satchel.engine.archive import archive_profile, transcode
@@ -28,7 +30,6 @@ from satchel.engine.generate import Delta
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVFactory, KVState
 from satchel.engine.model import LoadedModel
-from satchel.engine.snapshot_io import export_tail
 from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
 from satchel.session import Archived, Session, SessionManager
 
@@ -258,8 +259,8 @@ def stored_files(home: Path) -> dict[str, bytes]:
 
 def next_logits(session: Session) -> mx.array:
     """After one more token, which the state forgets again: log-probabilities, float32."""
-    logits = session.manager.model.model(mx.array([[7]]), cache=session._state.caches)[0, -1]
-    session._state.trim(1)
+    logits = session.manager.model.model(mx.array([[7]]), cache=session._context.state.caches)[0, -1]
+    session._context.state.trim(1)
     return logits.astype(mx.float32) - mx.logsumexp(logits.astype(mx.float32))
 
 
@@ -269,10 +270,13 @@ def test_a_real_talk_takes_less_room_and_goes_on(
     shutil.copytree(chatted, satchel_home)
     talked = managing(smollm, satchel_home).open("talk")
     head, files = talked.manager.store.find("talk"), stored_files(satchel_home)
+    stored_bytes_before = disk_bytes(satchel_home)
 
     told = managing(smollm, satchel_home).archive("talk", get_profile("turbo2"))
     archived = talked.manager.store.find("talk")
-    assert told == Archived("turbo2", head.stored_bytes, archived.stored_bytes, None)
+    grown = disk_bytes(satchel_home) - stored_bytes_before
+    freed = archived.stored_bytes + len(words_before(satchel_home, archived)) - grown
+    assert told == Archived("turbo2", head.stored_bytes, archived.stored_bytes, freed, None)
     assert archived.stored_bytes < 0.88 * head.stored_bytes  # 192 of its 700 tokens stay exact
     assert archived.token_count == head.token_count > 650
     assert sum(map(len, stored_files(satchel_home).values())) < 0.9 * sum(map(len, files.values()))
@@ -295,8 +299,20 @@ def test_a_real_talk_takes_less_room_and_goes_on(
         np.testing.assert_array_equal(array, state_arrays(resumed)[name], strict=True)
 
 
+def words_before(home: Path, head: Head) -> bytes:
+    """The manifest before the one of `head`."""
+    current = decode_manifest((home / "v1" / "manifests" / head.manifest).read_bytes())
+    assert current.parent
+    return (home / "v1" / "manifests" / current.parent).read_bytes()
+
+
+def disk_bytes(home: Path) -> int:
+    """Of blocks, tails and manifests."""
+    return sum(len(data) for name, data in stored_files(home).items() if "/heads/" not in name)
+
+
 def state_arrays(session: Session) -> dict[str, np.ndarray]:
-    return dict(export_tail(session._state, 0, len(session.token_ids)).arrays)
+    return dict(export_tail(session._context.state, 0, len(session.token_ids)).arrays)
 
 
 def test_only_what_the_archive_needs_stays_on_disk(talk: Session, satchel_home: Path) -> None:
@@ -333,13 +349,14 @@ def test_blocks_of_a_fork_stay(talk: Session) -> None:
     assert (fork.notices, fork.reused_tokens) == ([], len(other.token_ids))
 
 
-def test_a_chat_that_is_open_meanwhile_goes_on_as_a_fork(talk: Session) -> None:
+def test_a_chat_that_is_open_meanwhile_goes_on_with_its_state(talk: Session) -> None:
     talk.manager.archive("talk", get_profile("k2v2"))
     say(talk, "And then?")
     talk.save()
-    assert talk.notices == ["another process has saved 'talk': this talk goes on as 'talk-2'"]
-    opened = talk.manager.open("talk-2")
+    assert (talk.notices, talk.name) == ([], "talk")
+    opened = talk.manager.open("talk")
     assert (opened.notices, opened.reused_tokens) == ([], len(talk.token_ids))
+    assert opened.profile == talk.profile
 
 
 def test_the_mark_stays_with_all_that_comes_after(talk: Session) -> None:
@@ -349,9 +366,9 @@ def test_the_mark_stays_with_all_that_comes_after(talk: Session) -> None:
     assert store.find("talk").profile_name == "k2v2"
     store.rename(store.find("talk").session_id, "renamed")
     session, other = manager.open("renamed"), manager.open("renamed")
-    for each in (session, other):
+    for each, question in ((session, "And then?"), (other, "Why?")):
         assert each.notices == ["archived from k4v4: lossy"]
-        say(each, "And then?")
+        say(each, question)
         each.save()
     assert {head.name: head.archived_from for head in store.heads().heads} == {
         "renamed": "k4v4",
@@ -367,7 +384,7 @@ def test_options_of_a_session_come_along(manager: SessionManager) -> None:
     opened = manager.open("talk")
     assert opened.profile == get_profile("k2v2,window=256")
     assert opened.notices == ["archived from k4v4,window=256: lossy"]
-    assert same(opened._state.caches[0].keys, session._state.caches[0].keys)
+    assert same(opened._context.state.caches[0].keys, session._context.state.caches[0].keys)
 
 
 def refused(talk: Session, home: Path, error: type[SatchelError], profile: str = "k2v2") -> SatchelError:
@@ -443,27 +460,27 @@ def test_an_interrupted_archive_leaves_the_old_session(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "commit_head", interrupted)
+        patched.setattr(LocalStore, "commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
             talk.manager.archive("talk", get_profile("k2v2"))
     assert before.items() <= stored_files(satchel_home).items()
     opened = talk.manager.open("talk")
     assert (opened.notices, opened.reused_tokens) == ([], len(talk.token_ids))
     assert opened.profile.asked == "k4v4"
-    talk.manager.store.sweep()
+    collect(talk.manager.store, grace_s=0)
     assert stored_files(satchel_home) == before
 
 
 def test_an_archive_of_what_has_moved_on_is_refused(
     talk: Session, satchel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = LocalStore.commit_head
+    commit = LocalStore.commit
 
-    def moved(store: LocalStore, head: object, expected: str | None) -> None:
-        commit(store, head, "0" * 64)
+    def moved(store: LocalStore, manifest: Manifest, expected: str | None) -> None:
+        commit(store, manifest, "0" * 64)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStore, "commit_head", moved)
+        patched.setattr(LocalStore, "commit", moved)
         with pytest.raises(HeadMovedError):
             talk.manager.archive("talk", get_profile("k2v2"))
     opened = talk.manager.open("talk")
@@ -526,8 +543,8 @@ def test_the_command_says_what_it_saved_and_others_say_that_it_is_lossy(satchel:
     assert again.stderr.count("\n") == 1
 
 
-def test_the_command_says_when_nothing_was_freed(satchel: Run, environment: dict[str, str]) -> None:
-    """A sweep deletes nothing while it cannot know what a damaged head refers to."""
+def test_the_command_says_when_the_store_is_no_smaller(satchel: Run, environment: dict[str, str]) -> None:
+    """Nothing is deleted while it is not known what a damaged head refers to."""
     home = Path(environment["SATCHEL_HOME"])
     head = home / "v1" / "heads" / f"{'0' * 32}.json"
     head.write_bytes(b"")
@@ -535,11 +552,12 @@ def test_the_command_says_when_nothing_was_freed(satchel: Run, environment: dict
     archived = satchel("sessions", "archive", "talk", "--yes")
     assert archived.returncode == 0
     assert archived.stderr == (
-        "nothing was freed yet: another session uses the state of before, or one cannot be read\n"
+        "the store is no smaller yet: another session uses the state of before, or one cannot be read\n"
     )
     assert blocks < set(home.glob("v1/blocks/*/*"))
 
     assert satchel("sessions", "rm", "0" * 32).returncode == 0
+    assert satchel("store", "gc", "--grace", "0s").returncode == 0
     assert not blocks & set(home.glob("v1/blocks/*/*"))
 
 

@@ -60,7 +60,7 @@ def stored(tmp_path):
             tail=None,
             token_count=0,
         )
-        store.commit_head(store.put_manifest(manifest), expected=None)
+        store.commit(manifest, expected=None)
 
 
 def assert_one_line(result, exit_code, start):

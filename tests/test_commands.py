@@ -9,7 +9,7 @@ from satchel.agent.commands import COMMANDS, Desk, Quit, SwitchTo, is_command, r
 from satchel.agent.events import Notice
 from satchel.agent.prompts import question_with_input
 from satchel.cache_store.local import LocalStore
-from satchel.cache_store.manifest import Head
+from satchel.cache_store.manifest import Manifest, Message, TailRef
 from satchel.errors import NotFoundError, UsageError
 
 
@@ -44,16 +44,19 @@ class Sessions:
         return Talk(id="stored", name=name)
 
 
-def head(session_id, **fields):
-    return Head(
+def manifest(session_id, *, title, **fields):
+    question, answer = Message(role="user", content=title), Message(role="assistant", content="So.")
+    return Manifest(
         session_id=session_id * 32,
-        manifest="0" * 64,
         generation=1,
+        parent=None,
         model_name="embedded",
         profile_name="turbo4",
-        turns=2,
+        identity={},
+        messages=(question, answer) * 2,
+        blocks=(),
+        tail=TailRef(sha256="0" * 64, stored_bytes=2_640_000, start=0, stop=12_345),
         token_count=12_345,
-        stored_bytes=2_650_000,
         **fields,
     )
 
@@ -116,7 +119,7 @@ def test_stats_says_how_much_was_reused(desk):
 
 def test_help_names_every_command(desk):
     (text,) = run(desk, "/help")
-    assert text.splitlines()[0] == "/save [name]  save this session, under a name if one is given"
+    assert text.splitlines()[0] == "/save [name]     save this session, under a name if one is given"
     assert [line.split()[0] for line in text.splitlines()] == [f"/{command.name}" for command in COMMANDS]
 
 
@@ -127,10 +130,10 @@ def test_no_sessions_are_listed_as_none(desk):
 def test_sessions_are_listed_with_the_newest_first(desk, store):
     local = datetime.now().astimezone().tzinfo
     for stored in (
-        head("a", name="old", title="狗 and 猫", updated_at=datetime(2026, 11, 28, 9, 0, tzinfo=local)),
-        head("b", name="bruno", title="My dog", updated_at=datetime(2026, 11, 29, 16, 54, tzinfo=local)),
+        manifest("a", name="old", title="狗 and 猫", created_at=datetime(2026, 11, 28, 9, 0, tzinfo=local)),
+        manifest("b", name="bruno", title="My dog", created_at=datetime(2026, 11, 29, 16, 54, tzinfo=local)),
     ):
-        store.commit_head(stored, expected=None)
+        store.commit(stored, expected=None)
     (table,) = run(desk, "/sessions")
     assert table.splitlines() == [
         "SAVED             TURNS   TOKENS       SIZE  NAME  TITLE",

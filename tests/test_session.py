@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
 from itertools import chain, repeat
@@ -16,16 +17,19 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx.utils import tree_map
 from mlx_lm.models import llama, qwen3_5
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from state_parts import export_tail
 
-from satchel import session as session_module
+from satchel.cache_store import loading
+from satchel.cache_store.loading import load_snapshot
 from satchel.cache_store.local import LocalStore
+from satchel.cache_store.maintenance import remove
 from satchel.cache_store.manifest import Manifest, Message
-from satchel.cache_store.sessions import load_snapshot
 from satchel.config import profiles
 from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
@@ -34,9 +38,10 @@ from satchel.engine.generate import Delta, Finished, Progress, Sampler
 from satchel.engine.kv_state import KVFactory
 from satchel.engine.model import LoadedModel
 from satchel.engine.prompt import render
-from satchel.engine.snapshot_io import export_tail
-from satchel.errors import DamagedError, NotFoundError, UsageError
+from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError
 from satchel.session import ContextFullError, Session, SessionManager
+from satchel.session import context as context_module
+from satchel.session import session as session_module
 
 TEXT = topics["assignment"]
 END_OF_TURN = 2  # <|im_end|> in SmolLM2's vocabulary
@@ -194,8 +199,9 @@ def encode(model: LoadedModel, text: str) -> list[int]:
 
 
 def cold(session: Session) -> Session:
-    """A session with the same words that has read nothing."""
+    """A session with the same words that has read nothing, and will read all of it."""
     other = session.manager.new()
+    other._reads_all = True
     other.messages = list(session.messages)
     return other
 
@@ -209,8 +215,8 @@ def assert_state_is_of_its_tokens(session: Session) -> None:
     fresh = KVFactory(model, session.manager.model.cache_dtype).new(session.profile)
     token_ids = session.token_ids
     expected = model(mx.array([[*token_ids, 7]]), cache=fresh.caches)[0, -1]
-    got = model(mx.array([[7]]), cache=session._state.caches)[0, -1]
-    session._state.trim(1)
+    got = model(mx.array([[7]]), cache=session._context.state.caches)[0, -1]
+    session._context.state.trim(1)
     np.testing.assert_allclose(np.array(got), np.array(expected), atol=2e-3)
 
 
@@ -226,7 +232,7 @@ def assert_state_is_right(session: Session) -> None:
 def assert_same_state(one: Session, other: Session) -> None:
     """Bit for bit."""
     assert one.token_ids == other.token_ids
-    parts = [export_tail(session._state, 0, len(session.token_ids)) for session in (one, other)]
+    parts = [export_tail(session._context.state, 0, len(session.token_ids)) for session in (one, other)]
     assert parts[0].meta == parts[1].meta
     assert parts[0].arrays.keys() == parts[1].arrays.keys()
     for name, array in parts[0].arrays.items():
@@ -258,7 +264,7 @@ def resumed_and_uninterrupted(
     resumed = open_manager(model, profile, prefill_step=context).open("half read")
     assert (resumed.notices, resumed.reused_tokens) == ([], context)
     assert_same_state(resumed, stopped)
-    whole = open_manager(model, profile, prefill_step=context).new()
+    whole = open_manager(model, profile, prefill_step=context, share_prefixes=False).new()
     return say(resumed, prompt, tokens), say(whole, prompt, tokens)
 
 
@@ -347,7 +353,7 @@ def test_a_turning_mean_is_resumed_as_one(open_manager: Open, tiny: LoadedModel)
     session.save("talk")
     resumed = open_manager(tiny).open("talk")
     for each in (session, resumed):
-        assert [cache.key_body.mean_turns for cache in each._state.caches] == [True, True]
+        assert [cache.key_body.mean_turns for cache in each._context.state.caches] == [True, True]
     assert say(resumed, "And then?", 40) == say(session, "And then?", 40)
 
 
@@ -436,12 +442,14 @@ def test_going_back_over_a_block_then_saving_and_resuming_is_right(
     assert say(resumed, "And now?", 40) == say(session, "And now?", 40)
 
 
-def test_a_state_that_cannot_go_back_is_read_again(open_manager: Open, hybrid: LoadedModel) -> None:
+def test_a_state_that_cannot_go_back_is_read_from_the_last_message_on(
+    open_manager: Open, hybrid: LoadedModel
+) -> None:
     session = open_manager(with_template(hybrid, FORGETFUL)).new()
     think_and_answer(session, "Rain falls.", "It rains.")
     from_cold = cold(session)
     assert say(session, "Is that so?") == say(from_cold, "Is that so?")
-    assert session.notices == ["this model's state cannot go back; the context is read again"]
+    assert session.notices == ["this model's state cannot go back; 11 tokens are read again"]
     assert_same_state(session, from_cold)
 
 
@@ -733,7 +741,7 @@ def test_a_session_removed_by_another_process_is_saved_whole_again(
     session = open_manager(tiny).new()
     say(session, TEXT[:3000])
     session.save("talk")
-    session.manager.store.remove(session.id)
+    remove(session.manager.store, session.id)
     say(session, "Still there?")
     session.save()
     assert session.notices == ["another process has removed 'talk': this talk goes on as 'talk'"]
@@ -885,7 +893,7 @@ def test_a_second_turn_writes_its_own_blocks_only(
     assert len(before) == len(first.blocks) + 1
     say(session, TEXT[6000:7500])
     put: list[bytes] = []
-    monkeypatch.setattr(session.manager.store, "put_block", noting(session.manager.store.put_block, put))
+    monkeypatch.setattr(session.manager.store, "putting_blocks", noting(session.manager.store, put))
     session.save()
     second, after = manifest_of(session), block_files(satchel_home)
     added = {name: size for name, size in after.items() if name not in before}
@@ -898,10 +906,15 @@ def test_a_second_turn_writes_its_own_blocks_only(
     assert loaded and loaded.token_ids.tolist() == session.token_ids
 
 
-def noting(put_block: Callable[[bytes], str], put: list[bytes]) -> Callable[[bytes], str]:
-    def noted(data: bytes) -> str:
-        put.append(data)
-        return put_block(data)
+def noting(
+    store: LocalStore, put: list[bytes]
+) -> Callable[[], AbstractContextManager[Callable[[bytes], str]]]:
+    putting_blocks = store.putting_blocks
+
+    @contextmanager
+    def noted() -> Iterator[Callable[[bytes], str]]:
+        with putting_blocks() as put_block:
+            yield lambda data: put.append(data) or put_block(data)
 
     return noted
 
@@ -991,7 +1004,8 @@ def test_any_talk_is_saved_and_resumed_exactly(
     bits: int,
 ) -> None:
     """Turns of every kind, in any order, each saved, with blocks and windows small enough to play a part."""
-    monkeypatch.setattr(session_module, "BLOCK_TOKENS", 8)
+    for module in (session_module, context_module, loading):
+        monkeypatch.setattr(module, "BLOCK_TOKENS", 8)
     monkeypatch.setattr(profiles, "OPTIONS", (*profiles.OPTIONS, "move"))
     profile = get_profile(f"k{bits}v{bits},sink=2,window=6,move=4")
     manager = open_manager(with_template(tiny, FORGETFUL), prefill_step=16)
@@ -1015,9 +1029,128 @@ def test_any_talk_is_saved_and_resumed_exactly(
             case "resume":
                 session = manager.open(session.id, profile)
                 assert session.notices == []
-        assert {cache.offset for cache in session._state.caches} == {len(session.token_ids)}
+        assert {cache.offset for cache in session._context.state.caches} == {len(session.token_ids)}
         if profile.is_exact:
             assert_state_is_of_its_tokens(session)
         session.save()
         assert_same_state(manager.open(session.id, profile), session)
-    session.manager.store.remove(session.id)
+    remove(session.manager.store, session.id)
+
+
+@pytest.mark.parametrize("place", ["head", "manifest"])
+def test_a_running_talk_is_saved_beside_what_a_later_version_wrote(
+    open_manager: Open, tiny: LoadedModel, satchel_home: Path, place: str
+) -> None:
+    session = open_manager(tiny).new()
+    say(session, "Hello.")
+    session.save("talk")
+    store = session.manager.store
+    if place == "head":
+        path = satchel_home / "v1" / "heads" / f"{session.id}.json"
+        later = path.read_bytes().replace(b"{", b'{"added_later":1,', 1)
+    else:
+        newer = store.rename(session.id, "renamed")
+        path = satchel_home / "v1" / "manifests" / newer.manifest
+        content = zstandard.ZstdDecompressor().decompress(path.read_bytes())
+        later = zstandard.compress(content.replace(b'"format_version":1', b'"format_version":2'))
+        head_path = satchel_home / "v1" / "heads" / f"{session.id}.json"
+        name = hashlib.sha256(later).hexdigest()
+        head_path.write_bytes(head_path.read_bytes().replace(newer.manifest.encode(), name.encode()))
+        path = satchel_home / "v1" / "manifests" / name
+    path.write_bytes(later)
+    say(session, "Go on.")
+    session.save()
+    assert session.notices[0].endswith(f"this talk goes on as {session.name!r}")
+    assert path.read_bytes() == later
+    resumed = open_manager(tiny).open(session.id)
+    assert (resumed.messages, resumed.notices) == (session.messages, [])
+
+
+# What must not be lost on the way
+
+
+def test_a_branch_of_what_is_not_to_be_saved_leaves_the_original_as_it_is(
+    open_manager: Open, tiny: LoadedModel
+) -> None:
+    session = open_manager(tiny).new()
+    say(session, "Hello.")
+    session.save("talk")
+    aside = open_manager(tiny, auto_save=False).open("talk")
+    say(aside, "Not for the talk.")
+    assert aside.branch("aside") == "aside"
+    store = aside.manager.store
+    turns = {head.name: head.turns for head in store.heads().heads}
+    assert turns == {"talk": 1, "aside": 2}
+
+
+def test_a_template_that_needs_a_question_takes_the_beginning_back_all_the_same(
+    open_manager: Open, tiny: LoadedModel
+) -> None:
+    picky = (
+        "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}"
+        "{{ raise_exception('nobody asked') }}{% endif %}"
+        "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
+        "{% endfor %}<|im_start|>assistant\n"
+    )
+    session = open_manager(with_template(tiny, picky), system_prompt="Be brief.").new()
+    say(session, "Hello.")
+    session.save()
+    session.restore_turn(0)
+    assert [message.role for message in session.messages] == ["system"]
+    assert list(manifest_of(session).messages) == session.messages
+    assert len(session.abandoned()) == 1
+
+
+def test_means_that_are_fixed_anew_are_not_joined_with_stored_blocks(
+    open_manager: Open, tiny: LoadedModel
+) -> None:
+    """After going back into a sink that is larger than a block."""
+    manager = open_manager(tiny, "turbo4,sink=600", share_prefixes=False)
+    session = manager.new()
+    for start in (0, 1000, 2000, 3000):
+        say(session, TEXT[start : start + 1000])
+    session.save("talk")
+    assert manifest_of(session).blocks
+    session.restore_turn(1)
+    for start in (5000, 6000, 7000, 8000):
+        say(session, TEXT[start : start + 1000])
+    session.save()
+    resumed = manager.open("talk")
+    assert resumed.notices == []
+    assert_same_state(resumed, session)
+
+
+def test_a_checkpoint_waits_for_its_block_to_settle(open_manager: Open, hybrid: LoadedModel) -> None:
+    session = open_manager(hybrid, checkpoint_blocks=1).new()
+    say(session, TEXT[:2300])
+    session.save()
+    assert 512 < len(session.token_ids) < 512 + 128
+    say(session, TEXT[2300:3300])
+    session.save()
+    assert [(ref.stop, ref.checkpoint) for ref in manifest_of(session).blocks[:2]] == [
+        (256, True),
+        (512, True),
+    ]
+
+
+def test_a_save_whose_end_was_not_confirmed_is_gone_on_from_after_going_back(
+    open_manager: Open, tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_manager(tiny).new()
+    for text in ("One?", "Two?"):
+        say(session, text)
+    session.save("talk")
+    commit = LocalStore.commit
+
+    def unconfirmed(store: LocalStore, *args: object, **more: object) -> None:
+        commit(store, *args, **more)
+        raise SatchelError("cannot write heads: Input/output error")
+
+    with monkeypatch.context() as patched, pytest.raises(SatchelError):
+        patched.setattr(LocalStore, "commit", unconfirmed)
+        session.restore_turn(1)
+    say(session, "Another two?")
+    session.save()
+    assert (session.name, session.notices) == ("talk", [])
+    assert [head.name for head in session.manager.store.heads().heads] == ["talk"]
+    assert [len(manifest.questions) for manifest in session.abandoned()] == [2]

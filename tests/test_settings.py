@@ -34,6 +34,9 @@ def test_defaults_without_a_file(config):
         "system_prompt": "",
         "auto_save": True,
         "prefill_step": 512,
+        "max_store_size": "",
+        "share_prefixes": True,
+        "checkpoint_blocks": 16,
     }
 
 
@@ -125,3 +128,11 @@ def test_a_home_that_is_not_known_is_named(name):
 def test_settings_cannot_be_changed_after_loading(config):
     with pytest.raises(ValueError, match="frozen"):
         load_settings().model = "other"
+
+
+def test_a_size_that_is_none_names_the_setting(config, monkeypatch):
+    monkeypatch.setenv("SATCHEL_MAX_STORE_SIZE", "lots")
+    with pytest.raises(UsageError, match="SATCHEL_MAX_STORE_SIZE is 'lots'"):
+        load_settings()
+    monkeypatch.setenv("SATCHEL_MAX_STORE_SIZE", "20GB")
+    assert load_settings().max_store_bytes == 20_000_000_000

@@ -14,6 +14,11 @@ import pexpect
 import pyte
 import pytest
 
+from satchel.agent.commands import Desk
+from satchel.config.settings import Settings
+from satchel.errors import SatchelError
+from satchel.terminal.chat import Chat
+
 COLOUR = re.compile(rb"\x1b\[[\d;]*m")
 UP, LEFT, BACKSPACE, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[A", "\x1b[D", "\x7f", "\x03", "\x04", "\x1b\r"
 
@@ -314,3 +319,64 @@ def test_sigterm_at_the_prompt_puts_the_terminal_back(chat):
     assert termios.tcgetattr(terminal.child.child_fd) == terminal.modes
     assert terminal.exit_code() == 143
     assert terminal.raw.endswith(b"\x1b[?2004l")  # bracketed paste is off again
+
+
+class FullDisk:
+    """A session whose first saves fail."""
+
+    name, unsaved = "talk", True
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def take_notices(self) -> list[str]:
+        return []
+
+    def save(self) -> None:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise SatchelError("cannot write: No space left on device")
+        self.unsaved = False
+
+
+class Lines:
+    """What is shown, line by line."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def notice(self, text: str) -> None: ...
+
+    def error(self, text: str) -> None:
+        self.errors.append(text)
+
+
+class Typed:
+    """A prompt at which these lines are typed, and then Ctrl-D."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+
+    def read(self) -> str:
+        if not self.lines:
+            raise EOFError
+        return self.lines.pop(0)
+
+
+@pytest.mark.parametrize("typed", [(), ("/quit",)])
+def test_leaving_saves_what_could_not_be_saved(typed: tuple[str, ...]) -> None:
+    session, shown = FullDisk(failures=0), Lines()
+    session.reused_tokens = 0
+    Chat(Desk(None, session), Settings(), shown).with_person(Typed(*typed))
+    assert (session.unsaved, shown.errors) == (False, [])
+
+
+def test_who_would_lose_words_by_leaving_is_told_once() -> None:
+    session, shown = FullDisk(failures=9), Lines()
+    session.reused_tokens = 0
+    prompt = Typed("/quit", "/quit", "never read")
+    Chat(Desk(None, session), Settings(), shown).with_person(prompt)
+    assert prompt.lines == ["never read"]
+    assert shown.errors == [
+        "cannot write: No space left on device; what was said last is not saved: leave again to lose it"
+    ]

@@ -5,18 +5,24 @@ A handler yields lines to show and control outcomes. Knows nothing of how they a
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from satchel.agent.events import Notice
+from satchel.cache_store.manifest import title_of
 from satchel.errors import UsageError
 
 if TYPE_CHECKING:  # the session brings the engine; the names of the commands must not
-    from satchel.cache_store.manifest import Head
+    from satchel.cache_store.manifest import Head, Manifest
     from satchel.session import Session, SessionManager
+
+
+PAGE = 50  # sessions in a list
 
 
 @dataclass(slots=True)
@@ -86,11 +92,17 @@ def session_table(heads: Iterable[Head]) -> str:
     # Names and titles stand last: they may hold wide characters, which would break the columns.
     lines = [f"{'SAVED':<16}  {'TURNS':>5}  {'TOKENS':>7}  {'SIZE':>9}  NAME  TITLE"]
     for head in heads:
-        saved = f"{head.updated_at.astimezone():%Y-%m-%d %H:%M}"
+        saved = _local_time(head.updated_at)
         size = f"{head.stored_bytes / 1e6:.1f} MB"
         title = f"{head.title} ({head.archive_note})" if head.archive_note else head.title
         lines.append(f"{saved}  {head.turns:>5}  {head.token_count:>7,}  {size:>9}  {head.name}  {title}")
     return "\n".join(lines)
+
+
+def _local_time(time: datetime) -> str:
+    with contextlib.suppress(ValueError, OverflowError):  # the zone of the environment may be none
+        time = time.astimezone()
+    return f"{time:%Y-%m-%d %H:%M}"
 
 
 def _save(desk: Desk, argument: str) -> Iterator[Outcome]:
@@ -108,12 +120,52 @@ def _new(desk: Desk, argument: str) -> Iterator[Outcome]:
 
 
 def _sessions(desk: Desk, argument: str) -> Iterator[Outcome]:
-    listed = desk.manager.store.heads()
+    listed = desk.manager.store.heads(PAGE)
     if listed.heads:
         yield session_table(listed.heads)
+        if len(listed.heads) < listed.total:
+            yield Notice(
+                f"the newest {PAGE} of {listed.total:,}; `satchel sessions list --limit 0` shows all"
+            )
     elif not listed.damaged:
         yield Notice("no sessions are stored yet")
     yield from map(Notice, listed.damaged)
+
+
+def _branch(desk: Desk, argument: str) -> Iterator[Outcome]:
+    before = desk.session.name
+    name = desk.session.branch(argument or None)
+    yield Notice(f"going on in {name}; {before or 'the session before'} stays as it is")
+
+
+def _restore(desk: Desk, argument: str) -> Iterator[Outcome]:
+    session = desk.session
+    abandoned = session.abandoned()
+    if not argument:
+        yield "\n".join(_turn_lines(session, abandoned)) or Notice("nothing was said yet")
+        return
+    try:
+        number = int(argument)
+    except ValueError as err:
+        raise UsageError(f"{argument!r} is not the number of a turn", "/restore lists them") from err
+    if number >= 0:
+        session.restore_turn(number)
+    elif -number <= len(abandoned):
+        session.restore_abandoned(abandoned[-number - 1])
+    else:
+        raise UsageError(f"there is no {argument} to go back to", "/restore lists what there is")
+    yield Notice(f"back at turn {len(session.turns())}; /restore lists what was left behind")
+
+
+def _turn_lines(session: Session, abandoned: Sequence[Manifest]) -> Iterator[str]:
+    for number, question in enumerate(session.turns(), start=1):
+        yield f"{number:>3}  {title_of(question)}"
+    if abandoned:
+        yield "left behind:"
+    for number, manifest in enumerate(abandoned, start=1):
+        saved = _local_time(manifest.created_at)
+        last = title_of(manifest.questions[-1]) if manifest.questions else "none"
+        yield f"{-number:>3}  {saved}, {len(manifest.questions)} turns, the last: {last}"
 
 
 def _stats(desk: Desk, argument: str) -> Iterator[Outcome]:
@@ -137,6 +189,13 @@ COMMANDS = (
     Command("save", "[name]", "save this session, under a name if one is given", _save),
     Command("load", "<name>", "go on in a stored session", _load),
     Command("sessions", "", "list the stored sessions", _sessions),
+    Command("branch", "[name]", "go on in a copy of this session, which stays as it is", _branch),
+    Command(
+        "restore",
+        "[turn]",
+        "go back to the end of a turn; -1 to what was left behind last; alone, list both",
+        _restore,
+    ),
     Command("new", "", "start a new session", _new),
     Command("stats", "", "tokens, memory and speed of this session", _stats),
     Command("help", "", "list the commands", _help),

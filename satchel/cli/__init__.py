@@ -1,4 +1,4 @@
-"""The command line: parses, wires the parts together, turns every error into one line and an exit code."""
+"""What runs the command line: `main` as a program, `run` from Python."""
 
 from satchel.cli.app import main, run
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
+import satchel.cli.exchange  # noqa: F401  (adds its commands to `sessions`)
 from satchel import __version__
 from satchel.cli.options import (
     Kv,
@@ -31,6 +32,7 @@ from satchel.cli.options import (
     report,
 )
 from satchel.cli.sessions import sessions
+from satchel.cli.store import store
 from satchel.errors import SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize_line
 
@@ -52,6 +54,7 @@ app = typer.Typer(
 models = typer.Typer(help="Fetch models.")
 benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
+app.add_typer(store, name="store")
 app.add_typer(models, name="model")
 app.add_typer(benches, name="bench")
 

@@ -23,15 +23,26 @@ sessions = typer.Typer(help="List, show, rename, archive and remove stored sessi
 
 
 @sessions.command("list")
-def list_sessions(as_json: AsJson = False) -> None:
+def list_sessions(
+    as_json: AsJson = False,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="How many; 0 is all. The newest 50 if not given; all as JSON.")
+    ] = None,
+    offset: Annotated[int, typer.Option(min=0, help="How many of the newest to leave out.")] = 0,
+) -> None:
     """Stored sessions, the newest first."""
-    from satchel.agent.commands import session_table
+    from satchel.agent.commands import PAGE, session_table
 
-    listed = open_store().heads()
+    if limit is None:
+        limit = 0 if as_json else PAGE
+    listed = open_store().heads(limit or None, offset)
     if as_json:
         print(json.dumps([head.model_dump(mode="json") for head in listed.heads], indent=2))
     elif listed.heads:
         print(sanitize(session_table(listed.heads)))
+        shown = offset + len(listed.heads)
+        if shown < listed.total:
+            report(f"{listed.total - shown:,} older ones: --offset {shown} goes on, --limit 0 shows all")
     elif not listed.damaged:
         report("no sessions are stored yet")
     for line in listed.damaged:
@@ -57,6 +68,23 @@ def show_session(
         print(json.dumps(fields | {"messages": [message.model_dump() for message in messages]}, indent=2))
         return
     print("\n\n".join(f"{message.role}:\n{sanitize(message.content)}" for message in messages))
+
+
+@sessions.command("fork")
+def fork_session(
+    name: Name,
+    new: Annotated[
+        str | None, typer.Argument(help="The copy's name; the same with a number if not given.")
+    ] = None,
+) -> None:
+    """Make a copy of a stored session, to go another way in. Both use the same blocks."""
+    from satchel.cache_store import sessions as stored
+
+    store = open_store()
+    saved = stored.open_session(store, name)
+    with store.locked():
+        fork = stored.fork_session(store, saved, new or store.free_name(saved.head.name))
+    print(sanitize_line(fork.head.name))
 
 
 @sessions.command("rename")
@@ -85,20 +113,20 @@ def archive_session(
         kept=f"{head.name!r} stays as it is",
     )
     manager = load_manager(chosen_settings(model=model or head.model_name, kv_profile=kv))
-    disk_bytes = store.disk_bytes()
     archived = manager.archive(head.session_id, profile)
     if archived.notice:
         report(archived.notice)
     before, after = (f"{size / 1e6:.1f} MB" for size in (archived.before_bytes, archived.after_bytes))
     sizes = f"{before} before, {after} in {archived.profile}"
     print(sanitize_line(f"{head.name}: {sizes}; lossy: answers may differ from before"))
-    if store.disk_bytes() >= disk_bytes:
-        report("nothing was freed yet: another session uses the state of before, or one cannot be read")
+    if archived.freed_bytes <= archived.after_bytes:
+        report("the store is no smaller yet: another session uses the state of before, or one cannot be read")
 
 
 @sessions.command("rm")
 def remove_sessions(names: Annotated[list[str], typer.Argument(help="Names or ids.")]) -> None:
     """Remove stored sessions."""
+    from satchel.cache_store.maintenance import remove
+
     store = open_store()
-    for session_id in [store.session_id(name) for name in names]:
-        store.remove(session_id)
+    remove(store, *dict.fromkeys(store.session_id(name) for name in names))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from satchel.config import paths
 from satchel.config.profiles import DEFAULT_PROFILE, get_profile
+from satchel.config.units import parse_size
 from satchel.errors import UsageError
 
 ENV_PREFIX = "SATCHEL_"
@@ -35,6 +36,24 @@ class Settings(BaseModel):
     system_prompt: str = ""  # empty: what the model's chat template says by itself
     auto_save: bool = True
     prefill_step: Annotated[int, Field(ge=1)] = 512
+    # Such as 20GB; above it, the sessions used least recently keep their words alone
+    max_store_size: str = ""
+    share_prefixes: bool = True  # load what another session has read of the same beginning
+    # Blocks of 256 tokens between two stored states of the layers that cannot go back; 0: none are stored
+    checkpoint_blocks: Annotated[int, Field(ge=0, lt=1 << 20)] = 16
+
+    @field_validator("max_store_size")
+    @classmethod
+    def _is_a_size(cls, size: str) -> str:
+        try:
+            parse_size(size or "0")
+        except UsageError as err:  # as pydantic wants it, to name the setting and where it stands
+            raise ValueError(err.hint) from err
+        return size
+
+    @property
+    def max_store_bytes(self) -> int | None:
+        return parse_size(self.max_store_size) if self.max_store_size else None
 
     @field_validator("kv_profile")
     @classmethod

@@ -30,6 +30,7 @@ class Chat:
         self._desk = desk
         self._settings = settings
         self._renderer = renderer
+        self._warned = False  # that leaving now loses words
 
     def with_person(self, prompt: MessagePrompt) -> None:
         """Talk until /quit, Ctrl-D, or Ctrl-C twice at an empty prompt. Errors are shown, and it goes on."""
@@ -39,9 +40,11 @@ class Chat:
             try:
                 text = prompt.read()
             except EOFError:
-                return
+                if self._may_leave():
+                    return
+                continue
             except KeyboardInterrupt:
-                if leaving:
+                if leaving and self._may_leave():
                     return
                 leaving = True
                 self._renderer.notice("Ctrl-C again or Ctrl-D leaves")
@@ -71,6 +74,8 @@ class Chat:
                 if not is_command(line):
                     raise
                 self._renderer.error(err.one_line())
+        if self._settings.auto_save and self._desk.session.unsaved:
+            self._desk.session.save()
 
     def _take(self, text: str, cancel: threading.Event) -> bool:
         """Handle one message or command. Returns whether the chat goes on."""
@@ -84,8 +89,10 @@ class Chat:
         for outcome in run_command(self._desk, line):
             match outcome:
                 case Quit():
-                    return False
+                    return not self._may_leave()
                 case SwitchTo(session):
+                    if not self._may_leave():
+                        return True
                     self._desk.session = session
                     self._announce()
                 case Notice(text):
@@ -93,6 +100,21 @@ class Chat:
                 case str(text):
                     self._renderer.output(text)
         self._show_notices()
+        return True
+
+    def _may_leave(self) -> bool:
+        """Save what an earlier save could not. If that fails again, say so and stay, but only once."""
+        session = self._desk.session
+        if self._settings.auto_save and session.unsaved and not self._warned:
+            try:
+                session.save()
+            except SatchelError as err:
+                self._warned = True
+                self._renderer.error(
+                    f"{err.one_line()}; what was said last is not saved: leave again to lose it"
+                )
+                return False
+        self._warned = False
         return True
 
     def _announce(self) -> None:

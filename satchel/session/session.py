@@ -1,0 +1,444 @@
+"""A conversation: its transcript, the token ids the model has read, and the KV state they produced.
+
+Joins engine and store. The transcript is the truth and the KV state a verified shortcut: where the state is
+missing, foreign or damaged, the session opens all the same and is read again. Knows nothing of the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+from satchel.cache_store.loading import find_prefix
+from satchel.cache_store.local import HeadMovedError
+from satchel.cache_store.manifest import Manifest, Message
+from satchel.cache_store.names import MAX_LENGTH, name_fault, validate_name
+from satchel.cache_store.sessions import Saved, fork_session, save_snapshot
+from satchel.cache_store.snapshot import BLOCK_TOKENS, identity_differences
+from satchel.config.profiles import Profile
+from satchel.engine.archive import transcode
+from satchel.engine.generate import Delta, Finished, Progress, Stats, generate
+from satchel.engine.prompt import continue_prompt, message_boundary, render
+from satchel.engine.snapshot_io import NonFiniteError
+from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError, VersionError
+from satchel.session.context import Context, load_context
+
+if TYPE_CHECKING:
+    from satchel.session.manager import SessionManager
+
+
+class ContextFullError(SatchelError):
+    """The conversation does not fit into the model's context any more."""
+
+
+class Session:
+    """One conversation. `notices` collects lines for the user until they are taken."""
+
+    def __init__(self, manager: SessionManager, profile: Profile, saved: Saved | None = None) -> None:
+        self.manager = manager
+        self.messages: list[Message] = list(saved.manifest.messages) if saved else []
+        self.reused_tokens = 0  # tokens that came from the store, when it was opened or since
+        self.notices: list[str] = []
+        self._saved = saved
+        self._last_stats: Stats | None = None
+        self._context = Context(manager.factory.new(profile))
+        self._reads_all = False  # the next turn reads all by itself, for what was stored was damaged
+        self.profile = self._context.state.profile  # with the layers named that have more bits
+        if self._context.state.notice:
+            self.notices.append(self._context.state.notice)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """What the KV state has read."""
+        return self._context.token_ids
+
+    @property
+    def id(self) -> str:
+        return self._saved.head.session_id if self._saved else ""
+
+    @property
+    def name(self) -> str | None:
+        return self._saved.head.name if self._saved else None
+
+    @property
+    def unsaved(self) -> bool:
+        """Whether something was said that the store has not."""
+        saved = self._saved.manifest.messages if self._saved else ()
+        return bool(self.turns()) and list(saved) != self.messages
+
+    def take_notices(self) -> list[str]:
+        """The lines for the user that nobody has taken yet."""
+        taken, self.notices = self.notices, []
+        return taken
+
+    # -- talking -------------------------------------------------------------------------------------
+
+    def reply(
+        self, text: str, *, max_tokens: int, cancel: threading.Event
+    ) -> Iterator[Progress | Delta | Finished]:
+        """Answer `text`, reading only what the KV state has not read yet.
+
+        A turn that is closed before `Finished` leaves the transcript as it was.
+
+        Raises:
+            ContextFullError: no room is left for a question and an answer.
+        """
+        model, settings = self.manager.model, self.manager.settings
+        messages = self._with_question(text)
+        prompt, stops = self._unread(messages)
+        context = self._context
+        reused = len(context.token_ids)
+        room = model.context_length - reused - len(prompt)
+        if room <= 0:
+            raise ContextFullError(
+                f"the context is full: this message would make {model.context_length - room:,} tokens, and "
+                f"the model takes {model.context_length:,}",
+                "shorten it, or start a new session",
+            )
+        answer: list[str] = []
+        answer_ids: list[int] = []
+        self._forget()  # what a turn has read counts only once the turn has ended
+        for event in generate(
+            model,
+            context.state,
+            prompt,
+            max_tokens=min(max_tokens, room),
+            sampler=self.manager.sampler,
+            logits_processors=self.manager.logits_processors,
+            cancel=cancel,
+            prefill_step=settings.prefill_step,
+            reused_tokens=reused,
+            stops=stops,
+        ):
+            match event:
+                case Progress(done) if done in stops:
+                    context.token_ids = [*context.token_ids[:reused], *prompt[:done]]
+                    context.keep_checkpoint()
+                case Delta(token_id, piece):
+                    answer.append(piece)
+                    answer_ids += [] if token_id is None else [token_id]
+                case Finished(_, stats, read_tokens):
+                    read = [*prompt, *answer_ids][:read_tokens]
+                    context.token_ids = [*context.token_ids[:reused], *read]
+                    self._context, self._reads_all = context, False
+                    self._last_stats = stats
+                    if answer:
+                        self.messages = [*messages, Message(role="assistant", content="".join(answer))]
+            yield event
+
+    def _with_question(self, text: str) -> list[Message]:
+        """The transcript with what the user says now; it goes on a question that got no answer yet."""
+        messages = self.messages
+        if messages and messages[-1].role == "user":
+            *messages, pending = messages
+            text = f"{pending.content}\n\n{text}"
+        return [*messages, Message(role="user", content=text)]
+
+    def _unread(self, messages: Sequence[Message]) -> tuple[list[int], frozenset[int]]:
+        """The tokens to read next, and after how many of them a checkpoint is due.
+
+        The context is taken back to where the new prompt leaves it, or what another session has read of the
+        prompt is taken from the store, if that is more.
+        """
+        token_ids, shared = self._shared(messages)
+        before = len(self.token_ids)
+        if not self._context.go_back(shared):
+            self._forget()
+        self._adopt(token_ids)
+        kept = len(self.token_ids)
+        if kept < min(before, shared):
+            self.notices.append(f"this model's state cannot go back; {shared - kept:,} tokens are read again")
+        if not self._context.state.needs_checkpoints:
+            return token_ids[kept:], frozenset()
+        interval = self.manager.settings.checkpoint_blocks * BLOCK_TOKENS
+        due = self._context.checkpoints_due(len(token_ids), interval) | {
+            message_boundary(self.manager.model.tokenizer, _plain(messages), token_ids)
+        }
+        return token_ids[kept:], frozenset(at - kept for at in due if kept < at < len(token_ids))
+
+    def _shared(self, messages: Sequence[Message]) -> tuple[list[int], int]:
+        """The prompt's token ids for `messages`, and how many of them the KV state has read."""
+        tokenizer = self.manager.model.tokenizer
+        return continue_prompt(tokenizer, self.token_ids, render(tokenizer, _plain(messages)))
+
+    def _adopt(self, token_ids: Sequence[int]) -> None:
+        """Take from the store what it holds of `token_ids`, if that spares reading a block or more."""
+        manager, held = self.manager, len(self.token_ids)
+        if self._reads_all or not manager.settings.share_prefixes or len(token_ids) - held <= BLOCK_TOKENS:
+            return
+        state = manager.factory.new(self.profile)
+        identity = manager.identity(state)
+        try:
+            prefix = find_prefix(manager.store, identity, token_ids[:-1], state.needs_checkpoints)
+            if prefix is None or prefix.stop < held + BLOCK_TOKENS or prefix.stop <= self.profile.sink:
+                return
+            self._context = load_context(manager.store, identity, state, prefix.refs, None)
+        except SatchelError as err:
+            self.notices.append(f"{err}: it is read again")
+            return
+        self._context.keep_checkpoint()
+        self.reused_tokens = prefix.stop
+        if prefix.name != self.name:
+            self.notices.append(f"{prefix.stop:,} tokens come from {prefix.name!r}, and are not read again")
+
+    def _forget(self) -> None:
+        """Drop the KV state: the next turn reads the transcript again."""
+        self._context = Context(self.manager.factory.new(self.profile))
+
+    # -- going back, and another way -------------------------------------------------------------------
+
+    def turns(self) -> list[str]:
+        """What the user said, turn by turn."""
+        return [message.content for message in self.messages if message.role == "user"]
+
+    def restore_turn(self, turn: int) -> None:
+        """Go back to where turn `turn` (from 1; 0 is the beginning) had ended.
+
+        What followed is kept with the session, if it was saved: `abandoned` lists it.
+
+        Raises:
+            UsageError: there is no such turn.
+            SatchelError: the disk refused to save what follows it.
+        """
+        starts = [index for index, message in enumerate(self.messages) if message.role == "user"]
+        if not starts:
+            raise UsageError("nothing was said yet")
+        if turn == len(starts):
+            raise UsageError(f"turn {turn} is the last one: nothing follows it")
+        if not 0 <= turn < len(starts):
+            raise UsageError(
+                f"there is no turn {turn}", f"0, the beginning, to {len(starts) - 1} can be gone to"
+            )
+        self._go_to(self.messages[: starts[turn]])
+
+    def restore_abandoned(self, manifest: Manifest) -> None:
+        """Go on from words that were left behind, one of `abandoned`; those of now are left behind instead.
+
+        Raises:
+            SatchelError: the disk refused.
+        """
+        self._go_to(manifest.messages)
+
+    def _go_to(self, messages: Sequence[Message]) -> None:
+        saves = self.manager.settings.auto_save
+        if saves and self.unsaved:
+            self.save()
+        try:  # some templates refuse what no user said anything in
+            shared = self._shared(messages)[1] if messages else 0
+        except SatchelError:
+            shared = 0
+        self.messages = list(messages)
+        if not shared or not self._context.go_back(shared):
+            self._forget()
+        if saves:
+            self.save()
+        else:
+            self.notices.append("saving is off: what was not saved is not kept")
+
+    def abandoned(self) -> list[Manifest]:
+        """Earlier saves of this session whose words are not the beginning of those of now, newest first."""
+        found: list[Manifest] = []
+        for manifest_id in reversed(self._saved.manifest.abandoned if self._saved else ()):
+            with contextlib.suppress(NotFoundError, DamagedError, VersionError):
+                found.append(self.manager.store.get_manifest(manifest_id))
+        return found
+
+    def branch(self, name: str | None) -> str:
+        """Go on as another session that begins like this one, which stays as it is; returns its name.
+
+        Raises:
+            UsageError: nothing was said yet, or the name breaks the rule or is taken.
+            SatchelError: the disk refused.
+        """
+        store = self.manager.store
+        if not self.turns():
+            raise UsageError("nothing was said yet: there is nothing to branch from")
+        with store.locked():
+            if self.unsaved and self._saved and not self.manager.settings.auto_save:
+                # What is in the store stays as it is, without the words that were not to be saved.
+                self._save(name or store.free_name(self._saved.head.name), None)
+            else:
+                if self.unsaved:
+                    self.save()
+                assert self._saved is not None
+                name = name or store.free_name(self._saved.head.name)
+                self._saved = fork_session(store, self._saved, name)
+        assert self._saved is not None
+        return self._saved.head.name
+
+    # -- store ---------------------------------------------------------------------------------------
+
+    def load_state(self) -> None:
+        """Load the stored KV state; on a miss say why in a notice, and leave the state empty."""
+        try:
+            self._restore()
+        except SatchelError as err:
+            self._forget()
+            self._reads_all = True
+            self.notices.append(f"{err}: the context is read again with the next message")
+
+    def _restore(self) -> None:
+        """Fill the empty KV state with the stored one, if there is one.
+
+        Raises:
+            SatchelError: it is missing, damaged, unreadable, or another model's; ours is then not usable.
+        """
+        assert self._saved is not None
+        manifest, state, store = self._saved.manifest, self._context.state, self.manager.store
+        if manifest.tail is None:
+            if self.turns():
+                self.notices.append("only its words are stored: they are read with the next message")
+            return
+        identity = self.manager.identity(state)
+        differing = identity_differences(manifest.identity, identity)
+        if differing and manifest.profile_name != self.profile.name:
+            differing = [name for name in differing if not name.startswith("kv.")]  # those follow from it
+            differing.append(f"KV profile ({manifest.profile_name.partition(',raised=')[0]})")
+        if differing:
+            if {"format", "kv.codec"} & set(differing):
+                raise DamagedError("saved by another version of Satchel")
+            raise DamagedError(f"saved with another {', '.join(differing)}")
+        if manifest.token_count > self.manager.model.context_length:
+            raise DamagedError(f"its {manifest.token_count:,} tokens are more than the model takes")
+        self._context = load_context(store, identity, state, manifest.blocks, manifest.tail)
+        self._context.archived_from = manifest.archived_from
+        self._context.foreign = manifest.foreign
+        self.reused_tokens = len(self.token_ids)
+
+    def save(self, name: str | None = None) -> None:
+        """Save the transcript and the state that the store has not got yet, as the next generation.
+
+        Where another process has saved the session since, this one goes on as a fork, and both are kept.
+
+        Raises:
+            UsageError: the name breaks the rule or is taken.
+            SatchelError: the disk refused; the earlier save is intact.
+        """
+        store = self.manager.store
+        with store.locked():  # a name that is free now must still be when the head is written
+            try:
+                self._take_over_newer()
+                self._save(validate_name(name) if name else self.name or self._free_name(), self._saved)
+            except (HeadMovedError, DamagedError, VersionError) as err:
+                old = self.name
+                if old is None:
+                    raise
+                self._save(store.free_name(validate_name(name) if name else old), None)
+                self.notices.append(f"{err}: this talk goes on as {self.name!r}")
+        try:
+            self.notices += filter(None, [self.manager.limit_store(self)])
+        except SatchelError as err:  # saved it is
+            self.notices.append(f"the store could not be made smaller: {err}")
+
+    def archive(self, profile: Profile) -> Saved:
+        """Load the stored KV state and replace it by one of `profile`; see `SessionManager.archive`."""
+        manager, base, stored = self.manager, self._saved, self.profile
+        assert base is not None
+        try:
+            self._restore()
+        except (NotFoundError, DamagedError) as err:
+            hint = "resume it and say something: its words are read again, and saved with a new state"
+            raise DamagedError(f"{base.head.name!r} cannot be archived: {err}", hint) from err
+        archived = manager.factory.new(profile)
+        transcode(self._context.state, archived)
+        origin = base.manifest.archived_from or stored.asked
+        self._context = Context(archived, self.token_ids, archived_from=origin, foreign=self._context.foreign)
+        self.profile = archived.profile
+        return self._put(base.head.name, base, drop_base_state=True)
+
+    def _take_over_newer(self) -> None:
+        """Go on from the newest generation where all its words are ours too.
+
+        So it is where the session was renamed or its state dropped or archived, or where a save failed only
+        after it was done.
+
+        Raises:
+            DamagedError, VersionError: the head cannot be read.
+        """
+        current = self.manager.store.head(self.id) if self._saved else None
+        if current is None or self._saved is None or current.manifest == self._saved.head.manifest:
+            return
+        with contextlib.suppress(NotFoundError, DamagedError, VersionError):
+            manifest = self.manager.store.get_manifest(current.manifest)
+            told, ours = len(manifest.messages), self._saved
+            goes_on = told >= len(ours.manifest.messages) or manifest.parent == ours.head.manifest
+            if goes_on and self.messages[:told] == list(manifest.messages):
+                self._saved = Saved(current, manifest)
+
+    def _save(self, name: str, base: Saved | None) -> None:
+        try:
+            self._put(name, base)
+        except NonFiniteError as err:
+            self.notices.append(f"{err}: only the words are saved")
+            self._forget()
+            self._put(name, base)
+
+    def _put(self, name: str, base: Saved | None, drop_base_state: bool = False) -> Saved:
+        manager, context = self.manager, self._context
+        present = tuple(takewhile(manager.store.has_block, context.stored))
+        self._saved = save_snapshot(
+            manager.store,
+            context.snapshot(
+                manager.identity(context.state),
+                start=present[-1].stop if present else 0,
+                checkpoints=bool(manager.settings.checkpoint_blocks),
+            ),
+            self.messages,
+            name=name,
+            model_name=manager.model.name,
+            profile_name=self.profile.name,
+            base=base,
+            kept=present,
+            archived_from=context.archived_from,
+            foreign=context.foreign,
+            drop_base_state=drop_base_state,
+        )
+        reused_bytes = sum(ref.stored_bytes for ref in present)
+        manager.written_bytes += self._saved.head.stored_bytes - reused_bytes
+        context.stored = self._saved.manifest.blocks
+        stored = context.stored[-1].stop if context.stored else 0
+        earlier, latest = context.checkpoints[:-1], context.checkpoints[-1:]
+        context.checkpoints = [each for each in earlier if each.offset > stored] + latest
+        return self._saved
+
+    def _free_name(self) -> str:
+        """A name from the first question's words."""
+        question = next((message.content for message in self.messages if message.role == "user"), "")
+        words = re.findall(r"\w+", question)[:6]
+        name = " ".join(words)[: MAX_LENGTH // 2].strip() or "chat"
+        return self.manager.store.free_name("chat" if name_fault(name) else name)
+
+    def kv_elements(self) -> int:
+        """Key and value coordinates that the KV state stands for."""
+        return self._context.state.elements()
+
+    # -- telling -------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, object]:
+        """What `/stats` shows: label to value, in order."""
+        model, state, last = self.manager.model, self._context.state, self._last_stats
+        held, exact = state.nbytes, 2 * state.elements()
+        archived = self._context.archived_from
+        shown: dict[str, object] = {
+            "session": self.name or "not saved yet",
+            "model": f"{model.name} ({model.dtype} on {model.device.kind})".replace("mlx.core.", ""),
+            "KV profile": self.profile.asked + (f", archived from {archived}: lossy" if archived else ""),
+            "context": f"{len(self.token_ids):,} of {model.context_length:,} tokens",
+            "KV in memory": f"{held / 1e6:.1f} MB (16-bit would be {exact / 1e6:.1f} MB)",
+            "loaded": f"reused {self.reused_tokens} tokens",
+        }
+        if last:
+            shown["last turn"] = (
+                f"read {last.prompt_tokens} tokens at {last.prefill_tps:.0f}/s, kept {last.reused_tokens}, "
+                f"wrote {last.generated_tokens} at {last.decode_tps:.1f}/s"
+            )
+            shown["peak memory"] = f"{last.peak_memory_bytes / 1e6:.0f} MB"
+        return shown
+
+
+def _plain(messages: Iterable[Message]) -> list[dict[str, str]]:
+    return [message.model_dump() for message in messages]
