@@ -22,8 +22,9 @@ TURN_ROOM = 13  # and to the turn, with its answer of 8 tokens
 
 
 def stored(home: Path) -> dict[Path, int]:
-    """Path to bytes of every file below `home`."""
-    return {path: path.stat().st_size for path in home.rglob("*") if path.is_file()}
+    """Path to bytes of every file below `home` but the index, which is derived."""
+    files = (path for path in home.rglob("*") if path.is_file() and "index.db" not in path.name)
+    return {path: path.stat().st_size for path in files}
 
 
 def timed_save(session: Session, home: Path) -> tuple[int, float]:
