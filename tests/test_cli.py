@@ -155,6 +155,16 @@ def test_sessions_are_listed_with_clean_titles(satchel, stored):
     assert "\x1b" not in shown.stdout
 
 
+def test_sessions_are_listed_a_page_at_a_time(satchel, stored):
+    first = satchel("sessions", "list", "--limit", "1")
+    assert first.stdout.splitlines()[1].split()[6] == "bruno"
+    assert first.stderr == "1 older ones: --offset 1 goes on, --limit 0 shows all\n"
+    second = satchel("sessions", "list", "--limit", "1", "--offset", "1")
+    assert (second.stdout.splitlines()[1].split()[6], second.stderr) == ("old", "")
+    beyond = satchel("sessions", "list", "--offset", "9")
+    assert (beyond.stdout, beyond.stderr) == ("", "there are 2 sessions: none stands behind 9 others\n")
+
+
 def test_sessions_list_json_has_the_documented_fields(satchel, stored):
     newest, _ = json.loads(satchel("sessions", "list", "--json").stdout)
     assert newest["name"] == "bruno"

@@ -43,6 +43,8 @@ def list_sessions(
         shown = offset + len(listed.heads)
         if shown < listed.total:
             report(f"{listed.total - shown:,} older ones: --offset {shown} goes on, --limit 0 shows all")
+    elif listed.total:
+        report(f"there are {listed.total:,} sessions: none stands behind {offset:,} others")
     elif not listed.damaged:
         report("no sessions are stored yet")
     for line in listed.damaged:
