@@ -6,6 +6,8 @@ import argparse
 import json
 import platform
 import tempfile
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +20,9 @@ from rich.table import Table
 from satchel.cache_store.local import LocalStore
 from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
+from satchel.engine.generate import Delta, Finished
 from satchel.engine.model import load_model
-from satchel.session import SessionManager
+from satchel.session import Session, SessionManager
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -41,6 +44,17 @@ def manager_in_new_store(name: str, profile: str = "turbo4") -> Iterator[tuple[S
     settings = Settings(temperature=0.0, auto_save=False)
     with tempfile.TemporaryDirectory() as home:
         yield SessionManager(LocalStore(Path(home)), model, get_profile(profile), settings), Path(home)
+
+
+def first_token_s(session: Session, question: str) -> tuple[float, Finished]:
+    """Seconds until the first token of the answer can be shown, and how the turn ended."""
+    start, first = time.perf_counter(), 0.0
+    for event in session.reply(question, max_tokens=1, cancel=threading.Event()):
+        if isinstance(event, Delta) and not first:
+            first = time.perf_counter() - start
+        if isinstance(event, Finished):
+            return first, event
+    raise RuntimeError("the turn did not finish")
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], out: Path | None) -> None:

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from common import arguments, manager_in_new_store, pydoc_text, show  # first: it loads OpenBLAS ahead of MLX
+from common import (
+    arguments,
+    first_token_s,
+    manager_in_new_store,
+    pydoc_text,
+    show,
+)  # first: it loads OpenBLAS ahead of MLX
 
 # isort: split
 
-import threading
 import time
 from typing import Any
 
-from satchel.engine.generate import Delta, Finished
-from satchel.session import Session, SessionManager
+from satchel.session import SessionManager
 
 QUESTION = "Go on."
 ROOM = 29  # tokens that the template adds to the context
-
-
-def first_token_s(session: Session, question: str) -> tuple[float, Finished]:
-    """Seconds until the first token of the answer can be shown, and how the turn ended."""
-    start, first = time.perf_counter(), 0.0
-    for event in session.reply(question, max_tokens=1, cancel=threading.Event()):
-        if isinstance(event, Delta) and not first:
-            first = time.perf_counter() - start
-        if isinstance(event, Finished):
-            return first, event
-    raise RuntimeError("the turn did not finish")
 
 
 def measure(manager: SessionManager, tokens: int) -> list[Any]:

@@ -3,7 +3,13 @@ prefixes."""
 
 from __future__ import annotations
 
-from common import arguments, manager_in_new_store, pydoc_text, show  # first: it loads OpenBLAS ahead of MLX
+from common import (
+    arguments,
+    first_token_s,
+    manager_in_new_store,
+    pydoc_text,
+    show,
+)  # first: it loads OpenBLAS ahead of MLX
 
 # isort: split
 
@@ -13,7 +19,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -25,9 +30,8 @@ import stores
 
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.sessions import save_snapshot
-from satchel.engine.generate import Delta, Finished
 from satchel.laboratory.filling import KeysAndValues, fill, keys_and_values
-from satchel.session import Session, SessionManager
+from satchel.session import SessionManager
 from satchel.session.context import Context, load_context
 
 READ_TOKENS = 2048  # what is really read; longer contexts repeat it
@@ -205,16 +209,6 @@ def prefixes(manager: SessionManager, tokens: int) -> list[list[Any]]:
         stats = finished.stats
         rows.append([f"{tokens} tokens, {name}", stats.reused_tokens, stats.prompt_tokens, first_s])
     return rows
-
-
-def first_token_s(session: Session, text: str) -> tuple[float, Finished]:
-    start, first = time.perf_counter(), 0.0
-    for event in session.reply(text, max_tokens=1, cancel=threading.Event()):
-        if isinstance(event, Delta) and not first:
-            first = time.perf_counter() - start
-        if isinstance(event, Finished):
-            return first, event
-    raise RuntimeError("the turn did not finish")
 
 
 def main() -> None:

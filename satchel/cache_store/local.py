@@ -221,9 +221,8 @@ class LocalStore:
         if found is None:
             return None
         manifest_id, blocks = found
-        try:
-            manifest = self.get_manifest(manifest_id)
-        except (NotFoundError, DamagedError):
+        manifest = self._ancestor(manifest_id)
+        if manifest is None:
             return None
         known = [ref.chain_key for ref in manifest.blocks[:blocks]] == list(keys[:blocks])
         return (manifest, blocks) if known and manifest.is_for_others else None
