@@ -145,7 +145,7 @@ class SessionManager:
             session: the one that was saved, which keeps its state.
 
         Returns:
-            A line for the user, if any session lost its state.
+            A line for the user, if any session lost its state, or if the store is still too large.
 
         Raises:
             SatchelError: others hold the lock, or the disk refused. No words are lost.

@@ -312,7 +312,8 @@ class Session:
     def save(self, name: str | None = None) -> None:
         """Save the transcript and the state that the store has not got yet, as the next generation.
 
-        Where another process has saved the session since, this one goes on as a fork, and both are kept.
+        Where another process has saved or removed the session since, or its head cannot be read, this one
+        goes on as a fork, and whatever is there is kept.
 
         Raises:
             UsageError: the name breaks the rule or is taken.
