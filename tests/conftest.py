@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from keychains import MemoryKeychain
 
 from satchel.engine.model import LoadedModel, load_model
 
 TEST_MODELS = "SATCHEL_TEST_MODELS"
+
+# For the whole run, and for what tests start: no keychain, no bucket and no passphrase of the user's.
+os.environ["PYTHON_KEYRING_BACKEND"] = "keyring.backends.fail.Keyring"
+_THEIRS = ("SATCHEL_S3_", "SATCHEL_PASSPHRASE", "SATCHEL_RECOVERY_WORDS", "R2_", "AWS_")
+for _name in [name for name in os.environ if name.startswith(_THEIRS)]:
+    del os.environ[_name]
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +29,28 @@ def satchel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SATCHEL_HOME", str(home))
     monkeypatch.delenv("SATCHEL_CONFIG", raising=False)
     return home
+
+
+@pytest.fixture
+def cheap_passphrases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least that Argon2id may cost: 20 ms."""
+    from satchel.sync import keys
+
+    monkeypatch.setattr(keys, "ITERATIONS", 2)
+    monkeypatch.setattr(keys, "LANES", 1)
+    monkeypatch.setattr(keys, "MEMORY_KIB", 19 << 10)
+
+
+@pytest.fixture
+def keychain() -> Iterator[MemoryKeychain]:
+    """A keychain that works, empty, in place of none."""
+    import keyring
+
+    before = keyring.get_keyring()
+    chain = MemoryKeychain()
+    keyring.set_keyring(chain)
+    yield chain
+    keyring.set_keyring(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Places for objects beside this machine's store: a bucket, a directory, memory; and wrappers."""
