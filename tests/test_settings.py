@@ -1,10 +1,10 @@
-"""Where settings come from, which one wins, and how a wrong one is named."""
+"""Where settings come from, which one wins, how a wrong one is named, and how one is changed in the file."""
 
 import pytest
 
 from satchel.config.paths import expand
-from satchel.config.settings import Settings, load_settings
-from satchel.errors import UsageError
+from satchel.config.settings import Settings, load_settings, set_in_file
+from satchel.errors import SatchelError, UsageError
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def config(tmp_path, monkeypatch):
     """A config file of this test's own, and no setting in the environment."""
     path = tmp_path / "config.toml"
     monkeypatch.setenv("SATCHEL_CONFIG", str(path))
-    for key in Settings.model_fields:
+    for key in (*Settings.model_fields, "sync_auto"):
         monkeypatch.delenv(f"SATCHEL_{key.upper()}", raising=False)
     return path
 
@@ -37,6 +37,7 @@ def test_defaults_without_a_file(config):
         "max_store_size": "",
         "share_prefixes": True,
         "checkpoint_blocks": 16,
+        "sync": {"auto": False},
     }
 
 
@@ -136,3 +137,152 @@ def test_a_size_that_is_none_names_the_setting(config, monkeypatch):
         load_settings()
     monkeypatch.setenv("SATCHEL_MAX_STORE_SIZE", "20GB")
     assert load_settings().max_store_bytes == 20_000_000_000
+
+
+# Tables
+
+
+@pytest.mark.parametrize("text", ["[sync]\nauto = true\n", "sync.auto = true\n", "sync = {auto = true}\n"])
+def test_a_setting_in_a_table_is_read_however_the_table_is_written(config, text):
+    config.write_text(text)
+    assert load_settings().sync.auto is True
+
+
+def test_environment_and_options_win_in_a_table_too(config, monkeypatch):
+    config.write_text("max_tokens = 10\n[sync]\nauto = true\n")
+    monkeypatch.setenv("SATCHEL_SYNC_AUTO", "false")
+    assert (load_settings().sync.auto, load_settings().max_tokens) == (False, 10)
+    assert load_settings({"sync.auto": True}).sync.auto is True
+    assert load_settings({"sync.auto": None}).sync.auto is False
+
+
+def test_other_variables_of_ours_are_no_settings(config, monkeypatch):
+    for name in ("S3_ACCESS_KEY_ID", "S3_ENDPOINT", "PASSPHRASE", "RECOVERY_WORDS", "HOME", "SYNC"):
+        monkeypatch.setenv(f"SATCHEL_{name}", "x")
+    assert load_settings() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[sync]\naut = true\n", "there is no setting 'sync.aut'; did you mean sync.auto?"),
+        ("[sync]\nzzz = true\n", "there is no setting 'sync.zzz'; known are sync.auto"),
+        ("[snyc]\nauto = true\n", "there is no setting 'snyc'; did you mean sync?"),
+        ("[sync]\nauto = 'yes'\n", "sync.auto is 'yes'; Input should be a valid boolean"),
+        ("[sync.auto]\nx = 1\n", "sync.auto is {'x': 1}; Input should be a valid boolean"),
+        ("[max_tokens]\nx = 1\n", "max_tokens is {'x': 1}; Input should be a valid integer"),
+        ("sync = true\n", "sync is True; it is a table: write [sync] and auto below it"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_named_by_its_whole_key(config, text, said):
+    config.write_text(text)
+    assert complaint() == f"{config}: {said}"
+
+
+def test_a_wrong_option_and_a_wrong_variable_of_a_table_are_named(config, monkeypatch):
+    assert complaint({"sync.auto": 1}) == "options: sync.auto is 1; Input should be a valid boolean"
+    assert complaint({"sync.aut": True}).startswith("options: there is no setting 'sync.aut'; did you mean")
+    monkeypatch.setenv("SATCHEL_SYNC_AUTO", "perhaps")
+    assert complaint().startswith("environment: SATCHEL_SYNC_AUTO is 'perhaps'; Input should be a valid bool")
+
+
+# Changing the file
+
+MINE = """# my settings
+model = 'x'   # the small one
+
+max_tokens = 10  # short
+# sync is off for now
+[sync]
+auto = false  # until the NAS is back
+# the end
+"""
+
+
+def test_changing_a_setting_keeps_comments_order_and_line_ends(config):
+    config.write_bytes(MINE.replace("\n", "\r\n").encode())
+    set_in_file("sync.auto", True)
+    set_in_file("max_tokens", 20)
+    changed = MINE.replace("auto = false", "auto = true").replace("max_tokens = 10", "max_tokens = 20")
+    assert config.read_bytes() == changed.replace("\n", "\r\n").encode()
+    settings = load_settings()
+    assert (settings.sync.auto, settings.max_tokens, settings.model) == (True, 20, "x")
+
+
+def test_the_file_is_made_private_where_there_is_none(tmp_path, monkeypatch):
+    config = tmp_path / "new" / "config.toml"
+    monkeypatch.setenv("SATCHEL_CONFIG", str(config))
+    set_in_file("sync.auto", True)
+    assert config.read_text() == "[sync]\nauto = true\n"
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in config.parent.iterdir()] == ["config.toml"]
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("[sync]\nauto = true\n", "max_tokens = 7\n\n[sync]\nauto = true\n"),
+        ("model = 'x'", "model = 'x'\nmax_tokens = 7\n"),
+        ("max_tokens = 1", "max_tokens = 7"),
+    ],
+)
+def test_a_setting_that_is_not_there_yet_stands_above_the_tables(config, text, changed):
+    config.write_text(text)
+    set_in_file("max_tokens", 7)
+    assert config.read_text() == changed
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"),
+    [
+        ("sync.auto = false # c\nmodel = 'x'\n", "sync.auto = true # c\nmodel = 'x'\n"),
+        ("sync = {auto = false}\n", "sync = {auto = true}\n"),
+        ("sync = {}\n", "sync = {auto = true}\n"),
+        ("model = 'x'\n", "model = 'x'\n\n[sync]\nauto = true\n"),
+    ],
+)
+def test_a_table_stays_as_it_is_written(config, text, changed):
+    config.write_text(text)
+    set_in_file("sync.auto", True)
+    assert config.read_text() == changed
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("sync.aut", True, "options: there is no setting 'sync.aut'; did you mean sync.auto?"),
+        ("sync", True, "options: sync is True; it is a table: write [sync] and auto below it"),
+        ("sync.auto.x", True, "options: sync.auto is {'x': True}; Input should be a valid boolean"),
+        ("max_tokens", 0, "options: max_tokens is 0; Input should be greater than or equal to 1"),
+        ("", True, "options: there is no setting ''; known are model, kv_profile"),
+    ],
+)
+def test_a_wrong_key_or_value_leaves_the_file_alone(config, key, value, said):
+    config.write_text(MINE)
+    with pytest.raises(UsageError) as raised:
+        set_in_file(key, value)
+    assert raised.value.one_line().startswith(said)
+    assert config.read_text() == MINE
+
+
+@pytest.mark.parametrize("text", ["model = \n", "max_tokens = 'many'\n", "sync = true\n", "\udcff"])
+def test_a_file_that_is_wrong_already_is_not_touched(config, text):
+    config.write_text(text, errors="surrogateescape")
+    before = config.read_bytes()
+    with pytest.raises(UsageError, match=r"config\.toml"):
+        set_in_file("sync.auto", True)
+    assert config.read_bytes() == before
+
+
+def test_a_link_to_the_settings_stays_one(config, tmp_path):
+    (real := tmp_path / "dotfiles.toml").write_text("model = 'x'\n")
+    config.symlink_to(real)
+    set_in_file("model", "y")
+    assert (config.is_symlink(), real.read_text()) == (True, 'model = "y"\n')
+
+
+def test_a_settings_file_that_cannot_be_written_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SATCHEL_CONFIG", str(tmp_path / "file" / "config.toml"))
+    with pytest.raises(SatchelError, match="cannot be read: Not a directory"):
+        set_in_file("sync.auto", True)

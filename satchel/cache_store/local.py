@@ -131,10 +131,14 @@ class LocalStore:
         except OSError:
             return False
 
-    def put_manifest(self, manifest: Manifest) -> Head:
-        """Store a manifest that does not become current yet, if ever; the head that would name it."""
+    def put_manifest(self, manifest: Manifest, stored: bytes | None = None) -> Head:
+        """Store a manifest that does not become current yet, if ever; the head that would name it.
+
+        Args:
+            stored: its bytes where another machine has encoded it already, so that it keeps its id.
+        """
         self.refuse_links(self.manifests_dir)
-        data = encode_manifest(manifest)
+        data = encode_manifest(manifest) if stored is None else stored
         head = Head.of(manifest, data)
         put_object(self.manifest_path(head.manifest), data)
         return head
@@ -227,16 +231,29 @@ class LocalStore:
         known = [ref.chain_key for ref in manifest.blocks[:blocks]] == list(keys[:blocks])
         return (manifest, blocks) if known and manifest.is_for_others else None
 
-    def touch(self, session_id: str) -> None:
-        """Note that a session is used, for those that are least recently used lose their state first."""
+    def touch(self, session_id: str, used_s: float | None = None) -> None:
+        """Note that a session is used, for those that are least recently used lose their state first.
+
+        Args:
+            used_s: when it was, in seconds of `time.time`; now, if that is not given.
+        """
         with contextlib.suppress(OSError):
             if is_real_dir(self.heads_dir):
-                os.utime(self.head_path(session_id), follow_symlinks=False)
+                times = None if used_s is None else (used_s, used_s)
+                os.utime(self.head_path(session_id), times, follow_symlinks=False)
 
-    def commit(self, manifest: Manifest, expected: str | None) -> Head:
+    def used_ns(self, session_id: str) -> int:
+        """When a session was saved or opened last, by its head's file; 0 if there is none."""
+        try:
+            return self.head_path(session_id).lstat().st_mtime_ns
+        except OSError:
+            return 0
+
+    def commit(self, manifest: Manifest, expected: str | None, stored: bytes | None = None) -> Head:
         """Store `manifest` and make it its session's current one, if that is `expected` (an id) now.
 
-        Hold the lock from the first block on. With None there must be no such session.
+        Hold the lock from the first block on. With None there must be no such session. `stored` is as for
+        `put_manifest`.
 
         Raises:
             HeadMovedError: another one is; nothing has changed.
@@ -249,7 +266,7 @@ class LocalStore:
                 raise HeadMovedError(manifest.name, current)
             if current is None or current.name != manifest.name:
                 self._check_unused(manifest)
-            head = self.put_manifest(manifest)
+            head = self.put_manifest(manifest, stored)
             mark = self.index.mark()
             atomic_write(self.head_path(head.session_id), encode_head(head), flush_drive=True)
             # The session is saved. A branch that cannot be read must not look like a failure to save it: the
@@ -280,19 +297,26 @@ class LocalStore:
 
     # Deleting
 
-    def delete_head(self, session_id: str) -> None:
+    def delete_head(self, session_id: str, expected: str | None = None) -> None:
         """Delete a session's head, be it damaged or not; what only the session used is left.
 
         What is no file in its place is set aside.
 
+        Args:
+            expected: the id of its current manifest; None deletes whatever there is.
+
         Raises:
             NotFoundError: there is no such session.
+            HeadMovedError: another manifest is current; nothing has changed.
         """
         self.refuse_links(self.heads_dir)
         with self.locked():
             path, mark = self.head_path(session_id), self.index.mark()
             if not os.path.lexists(path):
                 raise _no_session(session_id)
+            current = self.head(session_id) if expected else None
+            if current and current.manifest != expected:
+                raise HeadMovedError(current.name, current)
             if is_file_or_link(path):
                 delete_file(path, durable=True)
             else:

@@ -15,8 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from satchel.cache_store.local import LocalStore, next_generation
+from satchel.cache_store.manifest import Head, Manifest
 from satchel.cache_store.stored_files import StoredFile, stored_files
 from satchel.cache_store.uses import SessionUses, StoreUses, readable_manifest, session_uses
 from satchel.errors import SatchelError
@@ -260,13 +262,7 @@ def _forget_state(uses: StoreUses, victim: SessionUses, sizes: Mapping[str, int]
 def _drop_state(store: LocalStore, uses: StoreUses, victim: SessionUses) -> int:
     """Leave a session its words alone and delete what only it used; the bytes freed. Needs the lock."""
     manifest = store.get_manifest(victim.head.manifest)
-    branches = {
-        each: store.put_manifest(found.words_alone())
-        for each in manifest.abandoned
-        if (found := readable_manifest(store, each))
-    }
-    abandoned = [branches[each].manifest if each in branches else each for each in manifest.abandoned]
-    words = manifest.words_alone().model_copy(update={"abandoned": tuple(dict.fromkeys(abandoned))})
+    words, written = words_with_branches(store, manifest, partial(readable_manifest, store))
     # The same words twice, as after any save: were the newest manifest damaged, the one before stood in.
     parent = store.put_manifest(words)
     head = store.commit(
@@ -275,4 +271,23 @@ def _drop_state(store: LocalStore, uses: StoreUses, victim: SessionUses) -> int:
     )
     uses.refresh()
     freed = _delete_unused(uses, _deletions(store, victim))
-    return freed - sum(written.stored_bytes for written in (*branches.values(), parent, head))
+    return freed - sum(each.stored_bytes for each in (*written, parent, head))
+
+
+def words_with_branches(
+    store: LocalStore, manifest: Manifest, find: Callable[[str], Manifest | None]
+) -> tuple[Manifest, list[Head]]:
+    """`manifest` with its words alone, which names its abandoned ones likewise; and what was stored of those.
+
+    Args:
+        find: an abandoned manifest by its id; one that it does not find stays named as it is.
+
+    Raises:
+        SatchelError: the disk refused.
+    """
+    branches = {
+        each: store.put_manifest(found.words_alone()) for each in manifest.abandoned if (found := find(each))
+    }
+    abandoned = [branches[each].manifest if each in branches else each for each in manifest.abandoned]
+    words = manifest.words_alone().model_copy(update={"abandoned": tuple(dict.fromkeys(abandoned))})
+    return words, list(branches.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 from collections.abc import Sequence
@@ -126,16 +127,26 @@ def save_snapshot(
     return Saved(head, manifest)
 
 
-def fork_session(store: LocalStore, saved: Saved, name: str) -> Saved:
+def fork_session(
+    store: LocalStore,
+    saved: Saved,
+    name: str,
+    session_id: str | None = None,
+    abandoned: Sequence[str] = (),
+) -> Saved:
     """Another session with the words and the state of `saved`, whose blocks both use from now on.
 
     Where a block is missing, or the tail is missing or damaged, only the words are taken along.
+
+    Args:
+        session_id: its id, where that is not to be a random one.
+        abandoned: of `saved`'s abandoned manifests, those that it keeps, too.
 
     Raises:
         UsageError: the name breaks the rule, or another session has it.
         SatchelError: the disk refused.
     """
-    origin, session_id = saved.manifest, secrets.token_hex(16)
+    origin, session_id = saved.manifest, session_id or secrets.token_hex(16)
     with store.locked():
         tail = None
         # What `saved` was when it was opened may have been pruned since.
@@ -150,11 +161,19 @@ def fork_session(store: LocalStore, saved: Saved, name: str) -> Saved:
                 "parent": saved.earlier or saved.head.manifest,
                 "created_at": datetime.now(UTC),
                 "tail": tail,
-                "abandoned": (),
+                "abandoned": tuple(abandoned),
             }
         )
         head = store.commit(fork, expected=None)
     return Saved(head, fork)
+
+
+def fork_id(manifest_id: str) -> str:
+    """The id of the session that a manifest becomes where its own has gone another way.
+
+    Whichever machine makes it, and however often, it is one and the same session.
+    """
+    return hashlib.sha256(f"satchel.fork/1 {manifest_id}".encode()).hexdigest()[:32]
 
 
 def _parent(store: LocalStore, base: Saved | None, drop_state: bool) -> str | None:

@@ -1,6 +1,7 @@
 """What the user chose: built-in defaults, under `config.toml`, under the environment, under flags.
 
-Knows nothing of which command reads a setting, and holds no secrets.
+A setting's key has a dot where it stands in a table of the file: `sync.auto` is `auto` below `[sync]`, and
+`SATCHEL_SYNC_AUTO` in the environment. Knows nothing of which command reads a setting, and holds no secrets.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Annotated
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,8 +18,17 @@ from satchel.config import paths
 from satchel.config.profiles import DEFAULT_PROFILE, get_profile
 from satchel.config.units import parse_size
 from satchel.errors import UsageError
+from satchel.files import atomic_write
 
 ENV_PREFIX = "SATCHEL_"
+
+
+class SyncSettings(BaseModel):
+    """The table `[sync]`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    auto: bool = False  # sync in the background after each turn
 
 
 class Settings(BaseModel):
@@ -41,6 +51,7 @@ class Settings(BaseModel):
     share_prefixes: bool = True  # load what another session has read of the same beginning
     # Blocks of 256 tokens between two stored states of the layers that cannot go back; 0: none are stored
     checkpoint_blocks: Annotated[int, Field(ge=0, lt=1 << 20)] = 16
+    sync: SyncSettings = SyncSettings()
 
     @field_validator("max_store_size")
     @classmethod
@@ -69,36 +80,114 @@ def load_settings(overrides: Mapping[str, object | None] | None = None) -> Setti
         UsageError: an unknown key or a wrong value; the message says where it stands and what is right.
     """
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    chosen = _from_file() | _from_environment() | _checked(given, "options")
-    return Settings.model_validate(chosen)
+    chosen = _from_file() | _from_environment() | _checked(_nested(given), "options")
+    return Settings.model_validate(_nested(chosen))
+
+
+def set_in_file(key: str, value: bool | int | float | str) -> None:
+    """Change one setting in the settings file; the rest stays as it is written. The file is made if need be.
+
+    Raises:
+        UsageError: no such key, a wrong value, or the file is wrong already; nothing has changed.
+        SatchelError: the disk refused; nothing has changed.
+    """
+    import tomlkit
+
+    _checked(_nested({key: value}), "options")
+    _from_file()
+    document = tomlkit.parse(_file_text())
+    table: Any = document
+    *tables, name = key.split(".")
+    for each in tables:
+        table = table.setdefault(each, tomlkit.table())
+    table[name] = value
+    # A link, such as into a folder of dot files, stays one.
+    atomic_write(paths.config_file().resolve(), tomlkit.dumps(document).encode())
+
+
+# Settings by their dotted keys
+
+
+def _keys(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
+    """Every setting's key."""
+    for name in model.model_fields:
+        table = _table(model, name)
+        yield from [prefix + name] if table is None else _keys(table, f"{prefix}{name}.")
+
+
+def _table(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """The fields of the table `name`, if it is one."""
+    field = model.model_fields.get(name)
+    kind = field.annotation if field else None
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _nested(settings: Mapping[str, object]) -> dict[str, object]:
+    """As tables."""
+    nested: dict[str, object] = {}
+    for key, value in settings.items():
+        table: Any = nested
+        *tables, name = key.split(".")
+        for each in tables:
+            table = table.setdefault(each, {})
+        table[name] = value
+    return nested
+
+
+def _flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """By key, so that one source's settings replace another's one by one."""
+    flat: dict[str, object] = {}
+    for name, value in tables.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
+    return flat
+
+
+# Sources, each as settings by key
 
 
 def _from_file() -> dict[str, object]:
     path = paths.config_file()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
+        table = tomllib.loads(_file_text())
     except (ValueError, RecursionError) as err:  # bytes, syntax, huge integers; deep nesting
         raise UsageError(f"{path} is not valid TOML: {err}") from err
+    return _checked(table, str(path))
+
+
+def _file_text() -> str:
+    """What stands in the settings file; "" if there is none. Its line ends stay as they are.
+
+    Raises:
+        ValueError: it is not UTF-8.
+        UsageError: it cannot be read.
+    """
+    path = paths.config_file()
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return ""
     except OSError as err:
         raise UsageError(f"{path} cannot be read: {err.strerror}") from err
-    return _checked(table, str(path))
 
 
 def _from_environment() -> dict[str, object]:
     """The settings named in the environment, e.g. `SATCHEL_MAX_TOKENS`; an empty value is none."""
-    texts = {key: os.environ.get(ENV_PREFIX + key.upper(), "") for key in Settings.model_fields}
+    texts = {key: os.environ.get(_variable(key), "") for key in _keys()}
     texts = {key: text for key, text in texts.items() if text}
     try:
-        return Settings.model_validate_strings(texts, strict=False).model_dump(exclude_unset=True)
+        chosen = Settings.model_validate_strings(_nested(texts), strict=False)
     except ValidationError as err:
-        raise _usage_error(err, "environment", name=lambda key: ENV_PREFIX + key.upper()) from err
+        raise _usage_error(err, "environment", name=_variable) from err
+    return _flat(chosen.model_dump(exclude_unset=True))
 
 
-def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
+def _variable(key: str) -> str:
+    return ENV_PREFIX + key.upper().replace(".", "_")
+
+
+def _checked(tables: Mapping[str, object], source: str) -> dict[str, object]:
     try:
-        return Settings.model_validate(values).model_dump(exclude_unset=True)
+        return _flat(Settings.model_validate(tables).model_dump(exclude_unset=True))
     except ValidationError as err:
         raise _usage_error(err, source) from err
 
@@ -106,11 +195,20 @@ def _checked(values: Mapping[str, object], source: str) -> dict[str, object]:
 def _usage_error(err: ValidationError, source: str, name: Callable[[str], str] = str) -> UsageError:
     """The first complaint as one line."""
     first = err.errors(include_url=False)[0]
-    key = str(first["loc"][0])
+    model: type[BaseModel] = Settings
+    path = list(map(str, first["loc"]))
+    tables = []
+    while len(path) > 1 and (inner := _table(model, path[0])):
+        tables.append(path.pop(0))
+        model = inner
+    key, *known = (".".join([*tables, field]) for field in (path[0], *model.model_fields))
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, Settings.model_fields, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(Settings.model_fields)}"
+        near = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
         return UsageError(f"{source}: there is no setting {key!r}", hint)
+    if table := _table(model, path[0]):
+        hint = f"it is a table: write [{key}] and {', '.join(table.model_fields)} below it"
+        return UsageError(f"{source}: {name(key)} is {_shown(first['input'])}", hint)
     return UsageError(f"{source}: {name(key)} is {_shown(first['input'])}", first["msg"])
 
 
