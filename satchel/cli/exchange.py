@@ -52,7 +52,7 @@ def export_session(
     if output == STREAM and format_name in BINARY and sys.stdout.isatty():
         raise UsageError(f"{format_name} is not for a terminal", "name a file with --output")
     if output != STREAM:
-        _check_free(Path(output), force)
+        check_free(Path(output), force)
     store = open_store()
     saved = open_session(store, name)
     for note in filter(None, (saved.notice, saved.manifest.archive_note)):
@@ -63,12 +63,12 @@ def export_session(
         manager = load_manager(settings)
         from satchel.exchange.prompt_caches import export_prompt_cache, loadable_name
 
-        _write(output, force, lambda path: export_prompt_cache(path, manager, saved.head.session_id))
+        write(output, force, lambda path: export_prompt_cache(path, manager, saved.head.session_id))
         report(f"mlx_lm takes it with --model {shlex.quote(loadable_name(manager.model))}")
     elif format_name is Format.SAFETENSORS:
         from satchel.exchange.tensors import write_session
 
-        _write(output, force, lambda path: write_session(path, store, saved.manifest))
+        write(output, force, lambda path: write_session(path, store, saved.manifest))
     else:
         from satchel.exchange.words import export_words
 
@@ -76,7 +76,7 @@ def export_session(
         if output == STREAM and sys.stdout.isatty():
             print(sanitize(text), end="")
         else:
-            _write(output, force, lambda path: _write_text(path, text))
+            write(output, force, lambda path: write_text(path, text))
 
 
 @sessions.command("import")
@@ -128,12 +128,12 @@ def import_session(
         made = import_words(open_store(), path, found, name=name, model=model, settings=settings, text=text)
     for notice in made.notices:
         report(notice)
-    state = _counted(made.tokens, "token") if made.tokens else "not read yet"
-    report(f"{_counted(made.messages, 'message')}; {state}")
+    state = counted(made.tokens, "token") if made.tokens else "not read yet"
+    report(f"{counted(made.messages, 'message')}; {state}")
     print(sanitize_line(made.name))
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -154,32 +154,41 @@ def _read_stdin() -> str:
     return decode_text(data, STDIN.name)
 
 
-def _write(output: str, force: bool, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a file that appears whole, or send it to standard output."""
+def write(output: str, force: bool, fill: Callable[[Path], None]) -> None:
+    """Let `fill` write a file that appears whole, or send it to standard output."""
     if output == STREAM:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "export"
-            write(path)
+            fill(path)
             with path.open("rb") as file:
                 shutil.copyfileobj(file, sys.stdout.buffer)
         return
     target = Path(output)
     try:
         with atomic_file(target) as work:
-            write(work)
-            _check_free(target, force)
+            fill(work)
+            check_free(target, force)
     except OSError as err:
-        raise cannot_write(target, err) from err
+        raise _cannot_write(target, err) from err
 
 
-def _write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str) -> None:
     path.write_bytes(text.encode("utf-8", "replace"))
 
 
-def _check_free(target: Path, force: bool) -> None:
-    if target.is_dir():
-        raise UsageError(f"{target} is a folder")
-    if not target.parent.is_dir():
-        raise NotFoundError(f"there is no folder {target.parent} to write to")
+def check_free(target: Path, force: bool) -> None:
+    try:
+        if target.is_dir():
+            raise UsageError(f"{target} is a folder")
+        if not target.parent.is_dir():
+            raise NotFoundError(f"there is no folder {target.parent} to write to")
+    except OSError as err:  # a folder that one may not enter; too long a name
+        raise _cannot_write(target, err) from err
     if os.path.lexists(target) and not force:
         raise RefusedError(f"there is a file {target}", "--force replaces it")
+
+
+def _cannot_write(target: Path, err: OSError) -> SatchelError:
+    if os.path.lexists(target):
+        return cannot_write(target, err)
+    return SatchelError(f"cannot write {target}: {err.strerror or err}")  # nothing was saved there before

@@ -64,6 +64,39 @@ def check_labels(model_name: str, profile_name: str) -> None:
             raise DamagedError(f"its {kind}'s name is not a printable line", hint)
 
 
+def save_copy(
+    store: LocalStore,
+    wanted: Wanted,
+    manifest: Manifest,
+    snapshot: Snapshot | None,
+    *,
+    model: str | None,
+    refused: str,
+) -> Imported:
+    """A new session with the words, the state and the chain keys of `manifest`, which came from elsewhere.
+
+    Args:
+        model: the name to load its model by here; the one in `manifest` if not given.
+        refused: the beginning of the message if that cannot be.
+
+    Raises:
+        DamagedError: an array's name or value is none that the store's format has.
+        UsageError, SatchelError: as `save_new`.
+    """
+    try:
+        return save_new(
+            store,
+            wanted,
+            manifest.messages,
+            snapshot,
+            model_name=model or manifest.model_name,
+            profile_name=manifest.profile_name,
+            archived_from=manifest.archived_from,
+        )
+    except ValueError as err:
+        raise DamagedError(f"{refused}: its arrays are no session's") from err
+
+
 def save_new(
     store: LocalStore,
     wanted: Wanted,

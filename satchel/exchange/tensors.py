@@ -28,7 +28,7 @@ from satchel.cache_store.record import Record
 from satchel.cache_store.snapshot import ROOT, Block, Snapshot, canonical_json, chain_key, identity_digest
 from satchel.errors import DamagedError, NotFoundError, VersionError
 from satchel.exchange.lost_state import lost_state
-from satchel.exchange.saving import Imported, Wanted, check_labels, save_new
+from satchel.exchange.saving import Imported, Wanted, check_labels, save_copy
 from satchel.exchange.transcript import FORMAT, VERSION, check_version
 
 KEY, DIGEST = "satchel", "sha256"  # in the file's metadata
@@ -138,18 +138,14 @@ def import_tensors(store: LocalStore, path: Path, name: str | None, model: str |
         check_labels(model_name="" if model else manifest.model_name, profile_name=manifest.profile_name)
     except (DamagedError, VersionError) as err:
         raise type(err)(f"{path.name} cannot be imported: {err}", err.hint) from err
-    try:
-        return save_new(
-            store,
-            Wanted(name, (manifest.name, path.stem)),
-            manifest.messages,
-            snapshot,
-            model_name=model or manifest.model_name,
-            profile_name=manifest.profile_name,
-            archived_from=manifest.archived_from,
-        )
-    except ValueError as err:  # a name or a value that the store's format has not
-        raise DamagedError(f"{path.name} cannot be imported: its arrays are no session's") from err
+    return save_copy(
+        store,
+        Wanted(name, (manifest.name, path.stem)),
+        manifest,
+        snapshot,
+        model=model,
+        refused=f"{path.name} cannot be imported",
+    )
 
 
 def _described(text: bytes) -> _Description:
