@@ -8,18 +8,22 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import wait
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from satchel.agent.events import Notice
 from satchel.cache_store.manifest import title_of
+from satchel.config.waits import PATIENCE_S, POLL_S
 from satchel.errors import UsageError
 
 if TYPE_CHECKING:  # the session brings the engine; the names of the commands must not
     from satchel.cache_store.manifest import Head, Manifest
     from satchel.session import Session, SessionManager
+    from satchel.sync.background import BackgroundSync
 
 
 PAGE = 50  # sessions in a list
@@ -27,10 +31,18 @@ PAGE = 50  # sessions in a list
 
 @dataclass(slots=True)
 class Desk:
-    """What the commands work on. `session` is the one being talked in."""
+    """What the commands work on.
+
+    Attributes:
+        session: the one being talked in.
+        sync: what syncs beside the talk, if sync is set up.
+        cancel: set when the user does not want to wait any longer.
+    """
 
     manager: SessionManager
     session: Session
+    sync: BackgroundSync | None = None
+    cancel: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +180,24 @@ def _turn_lines(session: Session, abandoned: Sequence[Manifest]) -> Iterator[str
         yield f"{-number:>3}  {saved}, {len(manifest.questions)} turns, the last: {last}"
 
 
+def _sync(desk: Desk, argument: str) -> Iterator[Outcome]:
+    if desk.sync is None:
+        raise UsageError("sync is not set up", "`satchel sync setup` does it; then start the chat again")
+    running = desk.sync.start(desk.session.id)
+    if wait([running], PATIENCE_S).not_done:
+        yield Notice("syncing; Ctrl-C goes back to the talk")
+    while wait([running], POLL_S).not_done:
+        if desk.cancel.is_set() and running.cancel():
+            yield Notice("the sync goes on in the background")
+            return
+    report = running.result()
+    yield from map(Notice, (*report.notices, *report.faults, report.summary() or "everything is in sync"))
+
+
 def _stats(desk: Desk, argument: str) -> Iterator[Outcome]:
     stats = desk.session.stats()
+    if desk.sync is not None:
+        stats["sync"] = desk.sync.state
     width = max(len(label) for label in stats)
     yield "\n".join(f"{label:<{width}}  {value}" for label, value in stats.items())
 
@@ -197,6 +225,7 @@ COMMANDS = (
         _restore,
     ),
     Command("new", "", "start a new session", _new),
+    Command("sync", "", "send and fetch what is new, now", _sync),
     Command("stats", "", "tokens, memory and speed of this session", _stats),
     Command("help", "", "list the commands", _help),
     Command("quit", "", "leave (also /exit, Ctrl-D)", _quit, aliases=("exit",)),

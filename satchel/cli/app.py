@@ -32,16 +32,19 @@ from satchel.cli.options import (
     report,
 )
 from satchel.cli.sessions import sessions
+from satchel.cli.share import add_to as add_sharing
 from satchel.cli.store import store
+from satchel.cli.sync import sync
 from satchel.errors import SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize_line
 
 if TYPE_CHECKING:
+    from satchel.cache_store.manifest import Head
     from satchel.config.settings import Settings
     from satchel.session import Session, SessionManager
+    from satchel.sync.background import BackgroundSync
 
 INTERRUPTED = 130
-TERMINATED = 128 + signal.SIGTERM
 STDIN_WAIT_S = 0.2
 
 app = typer.Typer(
@@ -55,12 +58,18 @@ models = typer.Typer(help="Fetch models.")
 benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
 app.add_typer(store, name="store")
+app.add_typer(sync, name="sync")
+add_sharing(app)
 app.add_typer(models, name="model")
 app.add_typer(benches, name="bench")
 
 
 def main() -> None:
     """The console script."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            # Unwinds the stack, so that whatever has changed the terminal's modes puts them back.
+            signal.signal(number, lambda ending, frame: sys.exit(128 + ending))
     sys.exit(run(sys.argv[1:]))
 
 
@@ -151,9 +160,12 @@ def resume(
     no_save: NoSave = False,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Take it as it is here; don't look in the remote.")
+    ] = False,
 ) -> None:
-    """Go on with a stored talk, without reading it again."""
-    head = open_store().find(name)
+    """Go on with a stored talk, without reading it again; where sync is set up, from where it is now."""
+    head = open_store().find(name) if offline else _find_up_to_date(name)
     settings = chosen_settings(
         no_save,
         model=model or head.model_name,
@@ -262,8 +274,9 @@ def doctor() -> None:
     from satchel.config import paths
     from satchel.engine.device import current_device
     from satchel.engine.embedded import find_embedded_gguf
+    from satchel.sync.configuration import load_config
 
-    device = current_device()
+    device, remote = current_device(), load_config()
     facts = {
         "satchel": f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}",
         "device": device.kind,
@@ -273,6 +286,7 @@ def doctor() -> None:
         "settings": paths.config_file(),
         "sessions": paths.data_dir(),
         "converted models": paths.cache_dir(),
+        "sync": remote.url if remote else "not set up: satchel sync setup",
     }
     for label, value in facts.items():
         print(f"{label:<17} {sanitize_line(str(value))}")
@@ -286,15 +300,48 @@ def _talk(manager: SessionManager, session: Session, settings: Settings) -> None
     from satchel.terminal.chat import Chat
     from satchel.terminal.render import Renderer
 
-    # Unwinds the stack, so that the prompt puts the terminal's modes back.
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(TERMINATED))
-    talk = Chat(Desk(manager, session), settings, Renderer())
+    talk = Chat(Desk(manager, session, _background_sync()), settings, Renderer())
     if not at_terminal():
         talk.with_script(sys.stdin)
         return
     from satchel.terminal.prompt import MessagePrompt
 
     talk.with_person(MessagePrompt(data_dir() / "history" if settings.auto_save else None))
+
+
+def _find_up_to_date(name: str | None) -> Head:
+    """The stored session of this name or id, its newest state fetched where sync is set up."""
+    from satchel.sync.configuration import is_configured
+
+    store = open_store()
+    if not is_configured():
+        return store.find(name)
+    from satchel.sync.opening import open_syncer
+    from satchel.sync.resuming import bring_up_to_date
+    from satchel.terminal.render import Renderer
+    from satchel.terminal.transfer import TransferBar
+
+    lines: list[str] = []  # until the bar is gone
+    try:
+        with TransferBar() as progress:
+            return bring_up_to_date(
+                store, name, lambda show: open_syncer(open_store(), show), progress, lines.append
+            )
+    finally:
+        for line in lines:
+            Renderer().notice(line)
+
+
+def _background_sync() -> BackgroundSync | None:
+    """What syncs beside a talk, if sync is set up."""
+    from satchel.sync.configuration import is_configured
+
+    if not is_configured():
+        return None
+    from satchel.sync.background import BackgroundSync
+    from satchel.sync.opening import open_syncer
+
+    return BackgroundSync(lambda: open_syncer(open_store()))
 
 
 def _piped_input(wait: bool) -> str:

@@ -129,6 +129,9 @@ def archive_session(
 def remove_sessions(names: Annotated[list[str], typer.Argument(help="Names or ids.")]) -> None:
     """Remove stored sessions."""
     from satchel.cache_store.maintenance import remove
+    from satchel.sync.opening import note_removals
 
     store = open_store()
-    remove(store, *dict.fromkeys(store.session_id(name) for name in names))
+    session_ids = list(dict.fromkeys(store.session_id(name) for name in names))
+    note_removals(session_ids)
+    remove(store, *session_ids)

@@ -17,7 +17,7 @@ from satchel.cache_store.loading import find_prefix
 from satchel.cache_store.local import HeadMovedError
 from satchel.cache_store.manifest import Manifest, Message
 from satchel.cache_store.names import MAX_LENGTH, name_fault, validate_name
-from satchel.cache_store.sessions import Saved, fork_session, save_snapshot
+from satchel.cache_store.sessions import Saved, fork_id, fork_session, open_session, save_snapshot
 from satchel.cache_store.snapshot import BLOCK_TOKENS, identity_differences
 from satchel.config.profiles import Profile
 from satchel.engine.archive import transcode
@@ -63,6 +63,11 @@ class Session:
     @property
     def name(self) -> str | None:
         return self._saved.head.name if self._saved else None
+
+    @property
+    def saved_manifest(self) -> str:
+        """The id of the manifest that it was saved as; empty if it never was."""
+        return self._saved.head.manifest if self._saved else ""
 
     @property
     def unsaved(self) -> bool:
@@ -352,23 +357,55 @@ class Session:
         return self._put(base.head.name, base, drop_base_state=True)
 
     def _take_over_newer(self) -> None:
-        """Go on from the newest generation where all its words are ours too.
+        """Go on from what the store has made of this session since, where all its words are ours too.
 
-        So it is where the session was renamed or its state dropped or archived, or where a save failed only
-        after it was done.
+        That is a newer generation where the session was renamed or its state dropped or archived, or where a
+        save failed only after it was done; and another session where a sync made a fork of this one.
 
         Raises:
             DamagedError, VersionError: the head cannot be read.
         """
-        current = self.manager.store.head(self.id) if self._saved else None
-        if current is None or self._saved is None or current.manifest == self._saved.head.manifest:
+        store, ours = self.manager.store, self._saved
+        current = store.head(self.id) if ours else None
+        if ours is None or (current and current.manifest == ours.head.manifest):
             return
+        if not self.follow(fork_id(ours.head.manifest)) and current:
+            with contextlib.suppress(NotFoundError, DamagedError, VersionError):
+                manifest = store.get_manifest(current.manifest)
+                if self._goes_on_from(manifest):
+                    self._saved = Saved(current, manifest)
+
+    def overtaken_by(self) -> str | None:
+        """The newest save of this session, a manifest's id, if it has words that are not ours."""
         with contextlib.suppress(NotFoundError, DamagedError, VersionError):
-            manifest = self.manager.store.get_manifest(current.manifest)
-            told, ours = len(manifest.messages), self._saved
-            goes_on = told >= len(ours.manifest.messages) or manifest.parent == ours.head.manifest
-            if goes_on and self.messages[:told] == list(manifest.messages):
-                self._saved = Saved(current, manifest)
+            current = self.manager.store.head(self.id) if self._saved else None
+            if current and current.manifest != self.saved_manifest:
+                manifest = self.manager.store.get_manifest(current.manifest)
+                return None if self._goes_on_from(manifest) else current.manifest
+        return None
+
+    def follow(self, session_id: str) -> bool:
+        """Go on as the session of this id, which a sync made of what the store had of this one.
+
+        Returns whether it does. It does not where that session cannot be read, or has words that are not
+        ours; the next save then makes a fork of its own.
+        """
+        assert self._saved is not None
+        with contextlib.suppress(SatchelError):
+            fork = open_session(self.manager.store, session_id)
+            same = fork.manifest.messages == self._saved.manifest.messages
+            if same or self._goes_on_from(fork.manifest):
+                self._saved = fork
+                self.notices.append(f"this talk goes on as {self.name!r}")
+                return True
+        return False
+
+    def _goes_on_from(self, manifest: Manifest) -> bool:
+        """Whether a later save than the one we know has words that are all ours too."""
+        assert self._saved is not None
+        told, ours = len(manifest.messages), self._saved
+        is_later = told >= len(ours.manifest.messages) or manifest.parent == ours.head.manifest
+        return is_later and self.messages[:told] == list(manifest.messages)
 
     def _save(self, name: str, base: Saved | None) -> None:
         try:
