@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from satchel.errors import NotFoundError
+from satchel.remotes.probe import PREFIX as PROBE_PREFIX
 from satchel.remotes.remote import Listed, Remote
 from satchel.remotes.s3 import MAX_LINK_S
 from satchel.sync.entries import BLOCKS, HEADS, MANIFESTS, Entry
@@ -23,9 +24,15 @@ from satchel.sync.transfer import RemoteObjects, objects_of
 
 GRACE_S = 24 * 3600.0  # and the least for users: who sends relies on what is younger than half of it
 
-SHARES, PROBES = "v1/shares/", "v1/probe/"
+SHARES = "v1/shares/"
 
-_KINDS = {BLOCKS: "blocks", MANIFESTS: "manifests", HEADS: "entries", SHARES: "shares", PROBES: "probes"}
+_KINDS = {
+    BLOCKS: "blocks",
+    MANIFESTS: "manifests",
+    HEADS: "entries",
+    SHARES: "shares",
+    PROBE_PREFIX: "probes",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,11 @@ def collect_remote(
     if faults:
         return RemoteCollected(faults=tuple(faults))
     due = [each for each in unneeded if _is_due(each, each.age_s, grace_s)]
-    young = [each for each in unneeded if each not in due and not each.name.startswith((SHARES, HEADS))]
+    young = [
+        each
+        for each in unneeded
+        if not _is_due(each, each.age_s, grace_s) and not each.name.startswith((SHARES, HEADS))
+    ]
     if not dry_run and due:
         # What came to be needed while all that was looked at.
         still = {each.name for each in _unneeded(remote, keys, faults)}
@@ -109,7 +120,9 @@ def _delete(remote: Remote, grace_s: float, each: Listed) -> bool:
 def _unneeded(remote: Remote, keys: Keys, faults: list[str]) -> list[Listed]:
     """The objects that no session needs; what could not be read is added to `faults`."""
     # Listed ahead of the entries: what is listed and comes to be needed meanwhile is seen as needed.
-    listed = [each for prefix in (BLOCKS, MANIFESTS, SHARES, PROBES, HEADS) for each in remote.list(prefix)]
+    listed = [
+        each for prefix in (BLOCKS, MANIFESTS, SHARES, PROBE_PREFIX, HEADS) for each in remote.list(prefix)
+    ]
     ledger = Ledger(remote, keys, {}, exclusive=True)
     faults += [err.one_line() for err in ledger.unreadable().values()]
     objects = RemoteObjects(remote, keys)

@@ -43,15 +43,18 @@ class Forks:
 
     def with_the_longest(self, session_id: str, found: Tips) -> Tips:
         """With that entry as the newest which says all that it does and more, if there is one."""
+        if found.newest.entry.head is None:
+            return found
         with contextlib.suppress(*FAULTS):
+            said = self._versions.fetch(found.newest.entry.head, lambda line: None).words
             for other in found.others:
-                if found.newest.entry.head and other.entry.head:
-                    said = self._versions.fetch(found.newest.entry.head, lambda line: None).words
-                    words = self._versions.fetch(other.entry.head, lambda line: None).words
-                    if relation(words, said) is Relation.OURS_HAS_ALL:
-                        self.mergeable.add(session_id)
-                        rest = [each for each in found.others if each != other]
-                        return replace(found, newest=other, others=(found.newest, *rest))
+                if other.entry.head is None:
+                    continue
+                words = self._versions.fetch(other.entry.head, lambda line: None).words
+                if relation(words, said) is Relation.OURS_HAS_ALL:
+                    self.mergeable.add(session_id)
+                    rest = [each for each in found.others if each != other]
+                    return replace(found, newest=other, others=(found.newest, *rest))
         return found
 
     def keep_others(self, session_id: str, newest: Tips, local: Head | None) -> frozenset[str]:
