@@ -48,7 +48,6 @@ from satchel.session import Session, SessionManager
 from satchel.sync import parallel
 from satchel.sync.ledger import Ledger
 from satchel.sync.syncer import Direction
-from satchel.sync.versions import objects_of
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -125,7 +124,7 @@ def push(home: Path, endpoint: str, prefix: str) -> Row:
         report = syncer.sync(Direction.PUSH)
         assert report.pushed == [NAME], report
         manifest = syncer.store.get_manifest(syncer.store.find(NAME).manifest)
-        sizes = [ref.stored_bytes for ref in objects_of(manifest)]
+        sizes = [ref.stored_bytes for ref in manifest.refs]
         packed = sum(map(stored_bytes, sizes))
         return [*megabytes(sum(sizes), packed, proxy.sent_bytes), len(proxy.requests)]
 

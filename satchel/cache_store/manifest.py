@@ -125,7 +125,7 @@ class Manifest(Archivable):
 
     @model_validator(mode="after")
     def _check_ranges(self) -> Self:
-        refs = (*self.blocks, self.tail) if self.tail else self.blocks
+        refs = self.refs
         for before, after in pairwise(refs):
             if before.stop != after.start:
                 raise ValueError(f"a block ends at token {before.stop} and the next starts at {after.start}")
@@ -136,6 +136,11 @@ class Manifest(Archivable):
         if self.token_count != (refs[-1].stop if refs else 0):
             raise ValueError(f"{self.token_count} tokens are counted and the blocks hold another number")
         return self
+
+    @property
+    def refs(self) -> tuple[TailRef, ...]:
+        """All objects of its state: the blocks, and the tail."""
+        return (*self.blocks, self.tail) if self.tail else self.blocks
 
     @property
     def questions(self) -> list[str]:
@@ -171,7 +176,6 @@ class Head(Archivable):
     @classmethod
     def of(cls, manifest: Manifest, stored: bytes) -> Self:
         """The head that names `manifest`, whose encoded bytes are `stored`."""
-        refs = (*manifest.blocks, manifest.tail) if manifest.tail else manifest.blocks
         questions = manifest.questions
         return cls(
             session_id=manifest.session_id,
@@ -184,7 +188,7 @@ class Head(Archivable):
             archived_from=manifest.archived_from,
             turns=len(questions),
             token_count=manifest.token_count,
-            stored_bytes=len(stored) + sum(ref.stored_bytes for ref in refs),
+            stored_bytes=len(stored) + sum(ref.stored_bytes for ref in manifest.refs),
             title=title_of(questions[0]) if questions else "",
         )
 

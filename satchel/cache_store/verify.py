@@ -137,7 +137,7 @@ class _Run:
             return
         if wrong := _differences(head, Head.of(manifest, stored)):
             yield "", f"its head says otherwise than its manifest of: {', '.join(wrong)}", _SHOWN_WRONG
-        yield from self._state(manifest, _with_tail(manifest), _CURRENT)
+        yield from self._state(manifest, manifest.refs, _CURRENT)
         if manifest.parent:
             try:
                 self._manifest(manifest.parent)  # its state may be gone: it stands in with its words
@@ -212,7 +212,3 @@ def _unread(err: SatchelError) -> str:
 def _differences(head: Head, right: Head) -> list[str]:
     """The fields in which two heads differ."""
     return [name for name in Head.model_fields if getattr(head, name) != getattr(right, name)]
-
-
-def _with_tail(manifest: Manifest) -> tuple[TailRef, ...]:
-    return (*manifest.blocks, manifest.tail) if manifest.tail else manifest.blocks

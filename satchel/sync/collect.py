@@ -20,7 +20,7 @@ from satchel.sync.entries import BLOCKS, HEADS, MANIFESTS, Entry
 from satchel.sync.keys import Keys
 from satchel.sync.ledger import FAULTS, Ledger
 from satchel.sync.parallel import in_parallel
-from satchel.sync.transfer import RemoteObjects, objects_of
+from satchel.sync.transfer import RemoteObjects
 
 GRACE_S = 24 * 3600.0  # and the least for users: who sends relies on what is younger than half of it
 
@@ -159,7 +159,7 @@ def _names(objects: RemoteObjects, manifest_id: str) -> set[str]:
     """
     manifest, _ = objects.manifest(manifest_id)
     names = {objects.manifest_name(each) for each in (manifest_id, *manifest.abandoned)}
-    names |= {objects.block_name(ref.sha256) for ref in objects_of(manifest)}
+    names |= {objects.block_name(ref.sha256) for ref in manifest.refs}
     for each in manifest.abandoned:
         with contextlib.suppress(NotFoundError):  # its machine had lost it when it was sent
             names |= {objects.block_name(ref.sha256) for ref in objects.manifest(each)[0].blocks}

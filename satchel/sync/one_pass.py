@@ -22,7 +22,7 @@ from satchel.sync.notes import Notes
 from satchel.sync.overview import find_session, newest_first
 from satchel.sync.records import State
 from satchel.sync.report import SessionStatus, SyncReport
-from satchel.sync.transfer import RemoteObjects, Transfer, objects_of
+from satchel.sync.transfer import RemoteObjects, Transfer
 from satchel.sync.versions import Fetched, Sent, Versions
 from satchel.sync.words import Relation, Words, relation
 
@@ -229,7 +229,7 @@ class Pass:
             needed = self._needed
             if base and not (record and record.named == there and record.state == "here" and not self._again):
                 # Whether the remote still has what it is said to is not known here.
-                needed, base = needed | {ref.sha256 for ref in objects_of(base)}, None
+                needed, base = needed | {ref.sha256 for ref in base.refs}, None
             sent = self._versions.send(
                 local, base, needed.__contains__, partial(self._notes.fault, session_id)
             )

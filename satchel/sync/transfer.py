@@ -7,7 +7,7 @@ has the remote cannot tell whether a known text is in it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from satchel.cache_store import frame
@@ -34,11 +34,6 @@ class Progress:
     name: str
     done_bytes: int
     total_bytes: int
-
-
-def objects_of(manifest: Manifest) -> Sequence[TailRef]:
-    """All blocks of a manifest's state, and its tail."""
-    return (*manifest.blocks, manifest.tail) if manifest.tail else manifest.blocks
 
 
 class RemoteObjects:
@@ -167,7 +162,7 @@ class Transfer:
     def tell_done(self, verb: str, manifest: Manifest) -> None:
         """Tell that all of a session has come or gone; what listens may raise, to stop it from being used."""
         if self._progress:
-            size = sum(ref.stored_bytes for ref in objects_of(manifest)) or 1  # none is no progress
+            size = sum(ref.stored_bytes for ref in manifest.refs) or 1  # none is no progress
             self._progress(Progress(verb, manifest.name, size, size))
 
     def _steps(self, verb: str, name: str, total: int) -> Callable[[int], None]:

@@ -13,7 +13,7 @@ from satchel.cache_store.manifest import Head, Manifest, TailRef, encode_manifes
 from satchel.cache_store.uses import readable_manifest
 from satchel.errors import DamagedError, NotFoundError, VersionError
 from satchel.sync.ledger import FAULTS
-from satchel.sync.transfer import TRUSTED_AGE_S, Transfer, objects_of
+from satchel.sync.transfer import TRUSTED_AGE_S, Transfer
 from satchel.sync.words import FindManifest, Words
 
 Fault = Callable[[str], None]  # takes a line that says what is wrong
@@ -48,7 +48,7 @@ class Fetched:
     @property
     def has_state(self) -> bool:
         """Whether there is any, of what was left behind, too."""
-        return any(map(objects_of, (self.manifest, *(branch for branch, _ in self.branches.values()))))
+        return any(each.refs for each in (self.manifest, *(branch for branch, _ in self.branches.values())))
 
 
 _MEND = "`satchel sync push NAME --again` on a machine that has it mends it"
@@ -114,11 +114,11 @@ class Versions:
         Raises:
             NotFoundError, DamagedError: an object is missing or damaged here, and not in the remote.
         """
-        in_base = {ref.sha256 for ref in objects_of(base)} if base else set()
+        in_base = {ref.sha256 for ref in base.refs} if base else set()
         abandoned = [each for each in manifest.abandoned if not (base and each in base.abandoned)]
         branches = {each: found for each in abandoned if (found := self.readable(each))}
         # One goes on from a branch's words and blocks: its tail is of no use.
-        refs = [*objects_of(manifest), *(ref for each in branches.values() for ref in each.blocks)]
+        refs = [*manifest.refs, *(ref for each in branches.values() for ref in each.blocks)]
         refs = [ref for ref in refs if ref.sha256 not in in_base]
         began_s = time.time()  # which goes on while a machine sleeps
         had = self._transfer.send_blocks(manifest.name, refs, is_needed)
@@ -177,7 +177,7 @@ class Versions:
         """
         manifest = fetched.manifest
         try:
-            self._transfer.fetch_blocks(manifest.name, objects_of(manifest))
+            self._transfer.fetch_blocks(manifest.name, manifest.refs)
         except FAULTS as err:
             fault(f"{err}: its words are here, and its context is read again; {_MEND}")
             return False
@@ -195,4 +195,4 @@ class Versions:
 
     def is_whole(self, manifest: Manifest) -> bool:
         """Whether its state is here."""
-        return all(map(self._store.has_block, objects_of(manifest)))
+        return all(map(self._store.has_block, manifest.refs))
