@@ -69,7 +69,7 @@ class Pass:
         self._versions = Versions(self._store, self._transfer)
         self._notes = Notes(self._store, self._records, self._ledger, self._known, self.report)
         self._forks = Forks(self._store, self._versions, self._notes, fetch_state)
-        self._unused: list[SessionUses] = []
+        self._used: list[SessionUses] = []  # by sessions before they were changed
 
     def run(self, only: Collection[str] | None, first: str | None = None) -> None:
         """Sync the sessions `only`, beginning with `first`; `report` says what was done."""
@@ -89,7 +89,7 @@ class Pass:
                 with self._notes.noting_faults(session_id):
                     self._merge(session_id)
         finally:
-            delete_unused(self._store, *self._unused)
+            delete_unused(self._store, *self._used)
 
     def find(self, wanted: str | None) -> str | None:
         """As `find_session`."""
@@ -311,7 +311,7 @@ class Pass:
         )
         self._note_faults(session_id, local, there, faults)
         self._transfer.tell_done("fetching", fetched.manifest)  # the last moment to stop it
-        uses = self._uses(session_id)
+        self._note_uses(session_id)
         # Once all is here, and while nobody can go on with what was here: one fork of that is enough.
         with self._store.locked():
             if local and fork_of:
@@ -319,7 +319,6 @@ class Pass:
                 self._forks.keep(local, fork_of, "has changed on another machine, too")
             installed = install(self._store, self._versions, fetched, whole, local, self._known)
         self._notes.say_the_same(there, installed.head, "here" if whole and not faults else "missing")
-        self._unused += filter(None, [uses])
         self._notes.to_send += filter(None, [installed.renamed])
         self.report.notices += filter(None, [installed.notice])
         if local is None or local.manifest != installed.here.manifest:
@@ -365,9 +364,8 @@ class Pass:
             self._drop(local, there)
 
     def _drop(self, local: Head, there: Named) -> None:
-        uses = self._uses(local.session_id)
+        self._note_uses(local.session_id)
         self._store.delete_head(local.session_id, local.manifest)
-        self._unused += filter(None, [uses])
         self._notes.say_the_same(there, None)
 
     def _check_here(self, local: Head) -> None:
@@ -378,11 +376,11 @@ class Pass:
         if (current := self._store.head(local.session_id)) != local:
             raise HeadMovedError(local.name, current)
 
-    def _uses(self, session_id: str) -> SessionUses | None:
-        """What the session uses now, and may not need any more; nothing if that is not known."""
+    def _note_uses(self, session_id: str) -> None:
+        """Note what the session uses, if that is known: what nobody uses in the end is deleted."""
         with contextlib.suppress(SatchelError):
-            return session_uses(self._store, session_id)
-        return None
+            if uses := session_uses(self._store, session_id):
+                self._used.append(uses)
 
     # -- both ways -----------------------------------------------------------------------------------------
 
