@@ -94,10 +94,14 @@ class Station:
         }
 
 
-@pytest.fixture(autouse=True)
-def cheap_passphrases(monkeypatch):
-    monkeypatch.setattr(keys, "MEMORY_KIB", 19 << 10)
-    monkeypatch.setattr(keys, "ITERATIONS", 2)
+pytestmark = pytest.mark.usefixtures("cheap_passphrases")
+
+
+@pytest.fixture
+def known_root(monkeypatch):
+    """For what is looked for in output: of random words one may stand in a message."""
+    root = keys.RootKey(bytes(range(32)))
+    monkeypatch.setattr(keys.RootKey, "generate", lambda: root)
 
 
 @pytest.fixture
@@ -750,6 +754,7 @@ def test_setup_asks_a_person_for_what_is_missing_and_echoes_no_secret(
     assert "sent bruno (" in "\n".join(sent.lines())
 
 
+@pytest.mark.usefixtures("known_root")
 def test_join_asks_a_person_for_the_passphrase_or_the_words(terminal, station, folder):
     address = f"file://{folder}"
     words = words_in(station("other")("sync", "setup", address, SATCHEL_PASSPHRASE=PASSPHRASE).out)
@@ -777,6 +782,7 @@ def test_passphrases_that_differ_or_are_short_are_asked_for_again(terminal, fold
     assert json.loads((folder / "v1" / "key").read_text())["passphrase"] is None
 
 
+@pytest.mark.usefixtures("known_root")
 def test_words_may_be_pasted_as_they_were_shown(terminal, station, folder):
     address = f"file://{folder}"
     shown = station("other")("sync", "setup", address, SATCHEL_PASSPHRASE=PASSPHRASE).out.splitlines()
