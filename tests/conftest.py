@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from in_process import satchel  # noqa: F401 (a fixture)
 from keychains import MemoryKeychain
 
 from satchel.engine.model import LoadedModel, load_model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import subprocess
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from in_process import Completed
 from mlx_lm.models import llama
 from mlx_lm.models.cache import (
     KVCache,
@@ -31,7 +31,6 @@ from mlx_lm.models.cache import (
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from safetensors.numpy import save_file
 
-from satchel import cli
 from satchel.cache_store.loading import load_snapshot
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import Manifest, Message
@@ -820,23 +819,6 @@ def test_other_templates_are_parsed_as_well(
 
 
 # The command line
-
-
-Completed = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture
-def satchel(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Completed]:
-    """The command line within this process, with an end of standard input."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-
-    def run(*args: object) -> Completed:
-        exit_code = cli.run(list(map(str, args)))
-        sys.stdout.flush()
-        printed = capfd.readouterr()
-        return Completed(args, exit_code, printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from in_process import Run
 from mlx_lm.models.cache import load_prompt_cache
 from small_talks import QUESTION, manifest_of, open_manager, say, small_model
 
-from satchel import cli
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import (
     MAX_HEAD_BYTES,
@@ -44,23 +41,6 @@ HI = (Message(role="user", content="Hi"),)
 LIST = '[{"role": "user", "content": "Hi"}]'
 ADVICE = "resume it and say something: its words are read again, and saved with a new state"
 NOT_A_LINE = "name is not a printable line"
-
-Completed = subprocess.CompletedProcess[str]
-Run = Callable[..., Completed]
-
-
-@pytest.fixture
-def satchel(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The command line within this process, with `stdin` as its standard input."""
-
-    def run(*args: object, stdin: bytes = b"") -> Completed:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
-        exit_code = cli.run(list(map(str, args)))
-        sys.stdout.flush()
-        printed = capfd.readouterr()
-        return Completed(args, exit_code, printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -24,10 +23,10 @@ import pytest
 from bundles import KEY, KEY_TEXT, WORDS, bundle_of, sealed, sealed_file, stored, unsealed
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from faults import Refusing, watched
+from in_process import Completed, Run
 from s3_servers import Answer, S3Server, ScriptedServer, Seen, rclone  # noqa: F401
 from small_talks import QUESTION, manifest_of, open_manager, say, small_model
 
-from satchel import cli
 from satchel.cache_store.loading import load_snapshot
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.sessions import open_session
@@ -53,23 +52,6 @@ from satchel.remotes.s3 import Credentials, S3Remote
 from satchel.sync.configuration import SyncConfig, save_config
 
 BUCKET = "shares"
-
-Completed = subprocess.CompletedProcess[str]
-Run = Callable[..., Completed]
-
-
-@pytest.fixture
-def satchel(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """The command line within this process."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
-
-    def run(*args: object) -> Completed:
-        exit_code = cli.run(list(map(str, args)))
-        sys.stdout.flush()
-        printed = capfd.readouterr()
-        return Completed(args, exit_code, printed.out, printed.err)
-
-    return run
 
 
 @pytest.fixture
@@ -845,15 +827,12 @@ def test_the_key_of_a_link_is_asked_for_at_a_terminal(
     assert key not in made.stderr
 
 
-def test_a_link_comes_by_standard_input(
-    satchel: Run, store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_comes_by_standard_input(satchel: Run, store: LocalStore, tmp_path: Path) -> None:
     shelf = Shelf()
     link = share_session(shelf, store, stored(store), 3600)
 
     def receive(text: str) -> Completed:
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        return satchel("receive", "-")
+        return satchel("receive", "-", stdin=text.encode())
 
     with shelf.server:
         made = receive(f"{link}\n")
