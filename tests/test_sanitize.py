@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from satchel.terminal.sanitize import MAX_SEQUENCE_CHARS, Sanitizer, sanitize, sanitize_line
+from satchel.sanitize import MAX_SEQUENCE_CHARS, Sanitizer, sanitize, sanitize_line
 
 UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
