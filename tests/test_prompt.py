@@ -68,17 +68,27 @@ def test_a_base_model_gets_labelled_paragraphs(tokenizer: TokenizerWrapper) -> N
     )
 
 
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}"
+    "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+)
+
+
 def test_a_template_that_refuses_the_talk_is_one_clear_line(tokenizer: TokenizerWrapper) -> None:
-    strict = with_template(
-        tokenizer,
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system role') }}{% endif %}Q",
-    )
-    assert render(strict, HELLO) == "Q"
+    strict = with_template(tokenizer, NO_SYSTEM)
     with pytest.raises(SatchelError) as refused:
-        render(strict, [{"role": "system", "content": "Be brief."}, *HELLO])
+        render(strict, [{"role": "system", "content": "Be brief."}])
     assert refused.value.one_line() == (
         "the model's chat template refuses this talk (No system role); go on without a system prompt"
     )
+
+
+def test_a_template_without_a_system_role_gets_the_system_prompt_with_the_first_message(
+    tokenizer: TokenizerWrapper,
+) -> None:
+    strict = with_template(tokenizer, NO_SYSTEM)
+    assert render(strict, HELLO) == "[user]Hello"
+    assert render(strict, [{"role": "system", "content": "Be brief."}, *HELLO]) == "[user]Be brief.\n\nHello"
 
 
 # Where the messages end

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from satchel.engine.device import queues_ahead
+from satchel.engine.fork import fork
 from satchel.engine.kv_state import KVState
 from satchel.engine.model import LoadedModel
 
@@ -94,7 +95,9 @@ def generate(
     clock = _Clock(prompt_tokens=len(prompt), reused_tokens=reused_tokens)
     detokenizer, stop_ids = model.tokenizer.detokenizer, model.tokenizer.eos_token_ids
     read, reason = 0, "length"
-    for read in _prefill(model, state, prompt, prefill_step, stops):
+    within = sorted({stop for stop in stops if 0 < stop < len(prompt)})
+    end = max([len(prompt) - min(prefill_step, LAST_CHUNK), *within[-1:]])
+    for read in prefill(model, state, prompt[:end], step=prefill_step, stops=within):
         yield Progress(read, len(prompt))
         if cancel.is_set():
             yield Finished("cancelled", clock.stats(), read)
@@ -117,20 +120,50 @@ def generate(
     yield Finished(reason, clock.stats(), read + decoder.read_tokens)
 
 
-def _prefill(
-    model: LoadedModel, state: KVState, prompt: Sequence[int], step: int, stops: Collection[int]
+def prefill(
+    model: LoadedModel, state: KVState, prompt: Sequence[int], *, step: int, stops: Collection[int] = ()
 ) -> Iterator[int]:
-    """Read `prompt` but for its end, yielding how many tokens are read after each chunk."""
+    """Read all of `prompt` after what `state` holds, yielding how many tokens are read after each chunk.
+
+    Args:
+        step: tokens in a chunk, at most.
+        stops: counts of prompt tokens at which a chunk ends.
+    """
     within = sorted({stop for stop in stops if 0 < stop < len(prompt)})
-    done, end = 0, max([len(prompt) - min(step, LAST_CHUNK), *within[-1:]])
-    while done < end:
-        following = next((stop for stop in within if stop > done), end)
-        chunk = prompt[done : min(done + step, following, end)]
+    done = 0
+    while done < len(prompt):
+        following = next((stop for stop in within if stop > done), len(prompt))
+        chunk = prompt[done : min(done + step, following)]
         model.model(mx.array([list(chunk)]), cache=state.caches)
         mx.eval([cache.state for cache in state.caches])
         mx.clear_cache()
         done += len(chunk)
         yield done
+
+
+def log_probabilities(
+    model: LoadedModel, state: KVState, prompt: Sequence[int], answers: Sequence[Sequence[int]]
+) -> list[float]:
+    """How likely each of `answers` (token ids, at least one each) is after what `state` holds and `prompt`.
+
+    In nats. Where their first tokens tell the answers apart, these alone count, and the prompt is read in one
+    pass; otherwise all their tokens do. The state ends up holding the prompt.
+    """
+    logits = model.model(mx.array([list(prompt)]), cache=state.caches)[0, -1]
+    first = _log_softmax(logits)  # (vocabulary,)
+    totals = [float(first[answer[0]]) for answer in answers]
+    if len({answer[0] for answer in answers}) == len(answers):
+        return totals
+    for index, answer in enumerate(answers):
+        if len(answer) > 1:
+            logits = model.model(mx.array([list(answer[:-1])]), cache=fork(state).caches)[0]
+            rows = _log_softmax(logits)  # (len(answer) - 1, vocabulary)
+            totals[index] += float(rows[np.arange(len(answer) - 1), list(answer[1:])].sum())
+    return totals
+
+
+def _log_softmax(logits: mx.array) -> np.ndarray:
+    return np.array((logits - mx.logsumexp(logits, axis=-1, keepdims=True)).astype(mx.float32))
 
 
 class _Decoder:

@@ -46,7 +46,7 @@ def message_boundary(
         SatchelError: as `render`.
     """
     whole = _text(tokenizer, messages, answer_follows=True)
-    call = whole[_common_prefix(whole, _text(tokenizer, messages, answer_follows=False)) :]
+    call = whole[common_prefix(whole, _text(tokenizer, messages, answer_follows=False)) :]
     # From the end, since the text of many tokens takes long to put together.
     for tail in range(min(len(token_ids), MOST_TOKENS_A_BYTE * len(call.encode())) + 1):
         stop = len(token_ids) - tail
@@ -62,14 +62,28 @@ def _text(tokenizer: TokenizerWrapper, messages: Sequence[Mapping[str, str]], *,
         paragraphs = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
         paragraphs += ["Assistant:"] if answer_follows else []
         return f"{tokenizer.bos_token or ''}" + "\n\n".join(paragraphs)
+    apply = partial(tokenizer.apply_chat_template, tokenize=False, add_generation_prompt=answer_follows)
     try:
-        text: str = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=answer_follows
-        )
+        text: str = apply(messages)
     except TemplateError as err:
-        hint = "go on without a system prompt" if messages[0]["role"] == "system" else ""
-        raise SatchelError(f"the model's chat template refuses this talk ({err})", hint) from err
+        try:
+            text = apply(_without_system(messages))
+        except (TemplateError, IndexError):
+            hint = "go on without a system prompt" if messages[0]["role"] == "system" else ""
+            raise SatchelError(f"the model's chat template refuses this talk ({err})", hint) from err
     return text
+
+
+def _without_system(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """What a template gets that knows no system prompt: it stands at the beginning of the first message.
+
+    Raises:
+        IndexError: the first two messages are not a system prompt and a user's message.
+    """
+    system, first, *rest = messages if len(messages) > 1 else [{"role": ""}] * 2
+    if (system["role"], first["role"]) != ("system", "user"):
+        raise IndexError("there is no system prompt to fold")
+    return [{"role": "user", "content": f"{system['content']}\n\n{first['content']}"}, *rest]
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str]:
@@ -92,7 +106,7 @@ def continue_prompt(tokenizer: TokenizerWrapper, read: Sequence[int], text: str)
     encode = partial(tokenizer.encode, add_special_tokens=False)
     decode = partial(_decode, tokenizer)
     token_ids: list[int] = encode(text)
-    shared = _common_prefix(token_ids, read)
+    shared = common_prefix(token_ids, read)
     if shared < len(read) and text.startswith(said := decode(read)):
         rest = encode(text[len(said) :])
         # Tokenizers of SentencePiece's kind begin every text they encode with a space of their own.
@@ -108,6 +122,7 @@ def _decode(tokenizer: TokenizerWrapper, token_ids: Sequence[int]) -> str:
     return text
 
 
-def _common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+def common_prefix(a: Sequence[object], b: Sequence[object]) -> int:
+    """How many of the first items of `a` and `b` are the same."""
     pairs = zip(a, b, strict=False)
     return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
