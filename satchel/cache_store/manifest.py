@@ -261,7 +261,8 @@ def decode_head(data: bytes, session_id: str) -> Head:
 
 
 def title_of(question: str) -> str:
-    """The start of a question, in one printable line."""
+    """The start of a question's first paragraph, in one printable line."""
+    question = question.strip().partition("\n\n")[0]
     words = "".join(char if char.isprintable() else " " for char in question[: 4 * TITLE_LENGTH]).split()
     line = " ".join(words)
     return line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 1].rstrip() + "…"

@@ -6,7 +6,7 @@ Knows nothing of words.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from satchel.cache_store.loading import load_blocks, load_tail
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import BlockRef, TailRef
 from satchel.cache_store.snapshot import BLOCK_TOKENS, Block, PendingBlock, Snapshot
+from satchel.engine.fork import fork
 from satchel.engine.kv_state import Checkpoint, KVState
 from satchel.engine.part_layout import Part
 from satchel.engine.restorer import Restorer
@@ -42,6 +43,12 @@ class Context:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     archived_from: str | None = None
     foreign: bool = False
+
+    def fork(self) -> Context:
+        """The same context, which goes its own way from here."""
+        return replace(
+            self, state=fork(self.state), token_ids=[*self.token_ids], checkpoints=[*self.checkpoints]
+        )
 
     def go_back(self, tokens: int) -> bool:
         """Forget all but the first `tokens` tokens, or more where a layer's state can only go back further.

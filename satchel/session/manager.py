@@ -50,8 +50,8 @@ class SessionManager:
         self._asked = profile
         self.written_bytes = math.inf  # by saves, since the store's size was looked at
         base = SMALL_MODEL if model.name == EMBEDDED else recommended(model.path)
-        sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
-        self.sampler, self.logits_processors = sampling.sampler(), sampling.logits_processors()
+        self.sampling = base.with_choices(settings.temperature, settings.top_p, settings.seed)
+        self.sampler, self.logits_processors = self.sampling.sampler(), self.sampling.logits_processors()
 
     @cached_property
     def _chosen(self) -> tuple[Profile, str | None]:

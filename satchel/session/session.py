@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,21 @@ from satchel.cache_store.sessions import Saved, fork_id, fork_session, open_sess
 from satchel.cache_store.snapshot import BLOCK_TOKENS, identity_differences
 from satchel.config.profiles import Profile
 from satchel.engine.archive import transcode
-from satchel.engine.generate import Delta, Finished, Progress, Stats, generate
-from satchel.engine.prompt import continue_prompt, message_boundary, render
+from satchel.engine.generate import (
+    Delta,
+    Finished,
+    Progress,
+    Sampler,
+    Stats,
+    generate,
+    log_probabilities,
+    prefill,
+)
+from satchel.engine.prompt import common_prefix, continue_prompt, message_boundary, render
 from satchel.engine.snapshot_io import NonFiniteError
 from satchel.errors import DamagedError, NotFoundError, SatchelError, UsageError, VersionError
 from satchel.session.context import Context, load_context
+from satchel.session.summary import REQUEST, as_read, is_summary, summary_message
 
 if TYPE_CHECKING:
     from satchel.session.manager import SessionManager
@@ -80,14 +90,53 @@ class Session:
         taken, self.notices = self.notices, []
         return taken
 
+    @property
+    def system(self) -> str:
+        """The system prompt of the session's own; "" if it has none."""
+        first = self.messages[:1]
+        return first[0].content if first and first[0].role == "system" else ""
+
+    def set_system(self, text: str) -> None:
+        """Begin the transcript with another system prompt, or with none if `text` is empty."""
+        rest = self.messages[1:] if self.system else self.messages
+        self.messages = [*([Message(role="system", content=text)] if text else []), *rest]
+
+    @property
+    def fill(self) -> float:
+        """The share of the model's context that is used."""
+        return len(self.token_ids) / self.manager.model.context_length
+
+    def count_tokens(self, text: str) -> int:
+        return len(self.manager.model.tokenizer.encode(text, add_special_tokens=False))
+
+    def last_answer(self) -> str | None:
+        """What the model said last, if it said anything."""
+        answers = (message.content for message in reversed(self.messages) if message.role == "assistant")
+        return next(answers, None)
+
+    def note(self, question: str, answer: str | None = None) -> None:
+        """Put into the transcript what happened without the model; it reads it with the next message."""
+        messages = self._with_question(question)
+        self.messages = [*messages, *([Message(role="assistant", content=answer)] if answer else [])]
+
     # -- talking -------------------------------------------------------------------------------------
 
     def reply(
-        self, text: str, *, max_tokens: int, cancel: threading.Event
+        self,
+        text: str,
+        *,
+        max_tokens: int,
+        cancel: threading.Event,
+        revise: Callable[[str], str] | None = None,
+        sampler: Sampler | None = None,
     ) -> Iterator[Progress | Delta | Finished]:
         """Answer `text`, reading only what the KV state has not read yet.
 
         A turn that is closed before `Finished` leaves the transcript as it was.
+
+        Args:
+            revise: makes of the answer what the transcript keeps of it.
+            sampler: in place of the manager's.
 
         Raises:
             ContextFullError: no room is left for a question and an answer.
@@ -97,13 +146,7 @@ class Session:
         prompt, stops = self._unread(messages)
         context = self._context
         reused = len(context.token_ids)
-        room = model.context_length - reused - len(prompt)
-        if room <= 0:
-            raise ContextFullError(
-                f"the context is full: this message would make {model.context_length - room:,} tokens, and "
-                f"the model takes {model.context_length:,}",
-                "shorten it, or start a new session",
-            )
+        room = self._room(reused + len(prompt))
         answer: list[str] = []
         answer_ids: list[int] = []
         self._forget()  # what a turn has read counts only once the turn has ended
@@ -112,7 +155,7 @@ class Session:
             context.state,
             prompt,
             max_tokens=min(max_tokens, room),
-            sampler=self.manager.sampler,
+            sampler=sampler or self.manager.sampler,
             logits_processors=self.manager.logits_processors,
             cancel=cancel,
             prefill_step=settings.prefill_step,
@@ -132,12 +175,154 @@ class Session:
                     self._context, self._reads_all = context, False
                     self._last_stats = stats
                     if answer:
-                        self.messages = [*messages, Message(role="assistant", content="".join(answer))]
+                        said = (revise or str)("".join(answer))
+                        self.messages = [*messages, Message(role="assistant", content=said)]
             yield event
 
-    def _with_question(self, text: str) -> list[Message]:
+    def _room(self, tokens: int) -> int:
+        """How many tokens the model can take after `tokens`.
+
+        Raises:
+            ContextFullError: none.
+        """
+        length = self.manager.model.context_length
+        if tokens >= length:
+            raise ContextFullError(
+                f"the context is full: this message would make {tokens:,} tokens, and the model takes "
+                f"{length:,}",
+                "shorten it, or /compact the talk, or start a new session",
+            )
+        return length - tokens
+
+    def aside(
+        self,
+        text: str,
+        *,
+        max_tokens: int,
+        cancel: threading.Event,
+        messages: Sequence[Message] | None = None,
+    ) -> Iterator[Progress | Delta | Finished]:
+        """Answer `text` from a fork of the KV state: the talk goes on as if it had not been asked.
+
+        Args:
+            messages: what it is asked after, a beginning of the transcript; all of it if not given.
+
+        Raises:
+            ContextFullError: no room is left for a question and an answer.
+        """
+        manager = self.manager
+        messages = self._with_question(text, messages)
+        context = self._context.fork()
+        token_ids, shared = self._shared(messages)
+        if not context.go_back(shared):
+            context = Context(manager.factory.new(self.profile))
+        reused = len(context.token_ids)
+        yield from generate(
+            manager.model,
+            context.state,
+            token_ids[reused:],
+            max_tokens=min(max_tokens, self._room(len(token_ids))),
+            sampler=manager.sampler,
+            logits_processors=manager.logits_processors,
+            cancel=cancel,
+            prefill_step=manager.settings.prefill_step,
+            reused_tokens=reused,
+        )
+
+    def log_probabilities(self, text: str, answers: Sequence[str]) -> list[float]:
+        """How likely each of `answers` is as the beginning of an answer to `text`, in nats; asked aside.
+
+        Raises:
+            ContextFullError: no room is left for the question.
+        """
+        context, messages = self._context.fork(), self._with_question(text)
+        token_ids, shared = self._shared(messages)
+        self._room(len(token_ids))
+        if not context.go_back(shared):
+            context = Context(self.manager.factory.new(self.profile))
+        tokenizer = self.manager.model.tokenizer
+        prompt = render(tokenizer, _plain(messages))
+        ids = [
+            continue_prompt(tokenizer, token_ids, prompt + answer)[0][len(token_ids) :] for answer in answers
+        ]
+        unread = token_ids[len(context.token_ids) :]
+        return log_probabilities(self.manager.model, context.state, unread, ids)
+
+    def read_ahead(self, cancel: threading.Event) -> Iterator[Progress]:
+        """Read what the prompt of any next message begins with. What was read when `cancel` is set is kept.
+
+        Raises:
+            ContextFullError: that alone is more than the model takes.
+        """
+        # Of two messages that begin differently, what their prompts have in common.
+        prompts = [self._shared(self._with_question(text))[0] for text in ("A", "1")]
+        stop = common_prefix(*prompts)
+        self._room(stop + 1)
+        unread, stops = self._unread_of(self._with_question("A"), prompts[0][: stop + 1])
+        context = self._context
+        kept, total = len(context.token_ids), len(unread) - 1
+        chunks = prefill(
+            self.manager.model,
+            context.state,
+            unread[:-1],
+            step=self.manager.settings.prefill_step,
+            stops=stops,
+        )
+        while not cancel.is_set():
+            self._forget()  # what is being read counts once it has been
+            done = next(chunks, None)
+            self._context = context
+            if done is None:
+                context.keep_checkpoint()
+                break
+            context.token_ids = [*context.token_ids[:kept], *unread[:done]]
+            if done in stops:
+                context.keep_checkpoint()
+            yield Progress(done, total)
+
+    def compact(self, *, max_tokens: int, cancel: threading.Event) -> Iterator[Progress | Delta | Finished]:
+        """Summarise the talk, and have the model go on from the summary. The transcript keeps all of it.
+
+        Nothing changes if `cancel` is set, or if it is closed before `Finished`.
+
+        Raises:
+            UsageError: nothing was said since the last summary.
+            SatchelError: the model wrote none.
+            ContextFullError: there is no room for a summary of even the first exchange.
+        """
+        messages = list(self.messages)
+        if not any(message.role == "assistant" for message in as_read(messages)):
+            raise UsageError("there is nothing to compact yet")
+        end = self._summarisable(messages, max_tokens)
+        summary: list[str] = []
+        for event in self.aside(REQUEST, max_tokens=max_tokens, cancel=cancel, messages=messages[:end]):
+            if isinstance(event, Delta):
+                summary.append(event.text)
+            if isinstance(event, Finished) and event.stop_reason != "cancelled":
+                if not (text := "".join(summary).strip()):
+                    raise SatchelError("the model wrote no summary, and nothing has changed", "try again")
+                self.messages = [*messages, summary_message(text, messages, end)]
+                self._forget()
+            yield event
+
+    def _summarisable(self, messages: Sequence[Message], max_tokens: int) -> int:
+        """How many of `messages`, from their beginning, leave room for a summary of them.
+
+        Raises:
+            ContextFullError: not even the first exchange does.
+        """
+        starts = [index for index, message in enumerate(messages) if message.role == "user"]
+        for end in [len(messages), *reversed(starts[1:])]:
+            prompt = render(
+                self.manager.model.tokenizer, _plain(self._with_question(REQUEST, messages[:end]))
+            )
+            if self.count_tokens(prompt) + max_tokens <= self.manager.model.context_length:
+                return end
+        raise ContextFullError("the context is full, and leaves no room for a summary", "start a new session")
+
+    def _with_question(self, text: str, messages: Sequence[Message] | None = None) -> list[Message]:
         """The transcript with what the user says now; it goes on a question that got no answer yet."""
-        messages = self.messages
+        messages = self.messages if messages is None else messages
         if messages and messages[-1].role == "user":
             *messages, pending = messages
             text = f"{pending.content}\n\n{text}"
@@ -149,7 +334,13 @@ class Session:
         The context is taken back to where the new prompt leaves it, or what another session has read of the
         prompt is taken from the store, if that is more.
         """
-        token_ids, shared = self._shared(messages)
+        return self._unread_of(messages, self._shared(messages)[0])
+
+    def _unread_of(
+        self, messages: Sequence[Message], token_ids: list[int]
+    ) -> tuple[list[int], frozenset[int]]:
+        """As `_unread`, of `token_ids`, which the prompt for `messages` begins with; one at least is left."""
+        shared = min(common_prefix(token_ids, self.token_ids), len(token_ids) - 1)
         before = len(self.token_ids)
         if not self._context.go_back(shared):
             self._forget()
@@ -212,6 +403,8 @@ class Session:
         starts = [index for index, message in enumerate(self.messages) if message.role == "user"]
         if not starts:
             raise UsageError("nothing was said yet")
+        if is_summary(self.messages[-1]):
+            starts.append(len(self.messages) - 1)
         if turn == len(starts):
             raise UsageError(f"turn {turn} is the last one: nothing follows it")
         if not 0 <= turn < len(starts):
@@ -478,5 +671,6 @@ class Session:
         return shown
 
 
-def _plain(messages: Iterable[Message]) -> list[dict[str, str]]:
-    return [message.model_dump() for message in messages]
+def _plain(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """What the model is to read of a transcript, as chat templates take it."""
+    return [message.model_dump() for message in as_read(messages)]
