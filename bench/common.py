@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import sys
 import tempfile
 import threading
 import time
@@ -23,6 +24,8 @@ from satchel.config.settings import Settings
 from satchel.engine.generate import Delta, Finished
 from satchel.engine.model import load_model
 from satchel.session import Session, SessionManager
+
+WIDTH = 120  # of tables that go to a file
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -64,6 +67,6 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], out:
         table.add_column(column, justify="right" if number else "left")
     for row in rows:
         table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     if out:
         out.write_text(json.dumps([dict(zip(columns, row, strict=True)) for row in rows], indent=2))

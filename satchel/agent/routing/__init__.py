@@ -1,0 +1,1 @@
+"""How a message finds its tool: features, read-outs and label scoring."""
