@@ -1,0 +1,1 @@
+"""Looks in the web: a query, hits, pages, passages, and answers that cite them."""
