@@ -1,0 +1,1 @@
+"""Proposing, judging and running shell commands."""
