@@ -38,6 +38,15 @@ def test_defaults_without_a_file(config):
         "share_prefixes": True,
         "checkpoint_blocks": 16,
         "sync": {"auto": False},
+        "agent": {"routing": True, "when_unsure": "chat", "compact_at": 0.85, "answer_share": 0.25},
+        "search": {
+            "provider": "ddgs",
+            "url": "",
+            "results": 5,
+            "timeout_s": 10.0,
+            "allow_loopback": False,
+        },
+        "shell": {"approve": "ask", "timeout_s": 120.0, "sandbox": False},
     }
 
 

@@ -1,39 +1,125 @@
-"""One turn of the conversation, as events. Knows nothing of how they are shown.
+"""One turn of the talk: what was typed is a command, a search, a shell request, or a message.
 
-Routing, search and shell proposals belong here, ahead of the model's answer.
+Yields events. Knows nothing of how they are shown.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
-from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone
-from satchel.config.settings import Settings
-from satchel.engine.generate import Delta, Finished, Progress
-from satchel.session import Session
+from satchel.agent.answers import answer, answer_at, aside_turn, compact_turn, retry_turn
+from satchel.agent.commands import is_command, run_command
+from satchel.agent.desk import Desk
+from satchel.agent.events import Event, Notice, PrefillProgress, Routed
+from satchel.agent.search_turn import search_turn
+from satchel.agent.shell_turn import command_turn, shell_turn
+from satchel.agent.user import NO, Choice
+
+if TYPE_CHECKING:
+    from satchel.agent.attached import ContextFile
+    from satchel.agent.router import Intent
+
+PASTED_LINES = 12  # so many are a text to talk about, and no request for a tool
+_MESSAGE = Choice(NO.key, "a message: [n]o tool")
+_INTENTS = {Choice("s", "a [s]earch"): "search", Choice("c", "a [c]ommand"): "shell", _MESSAGE: "chat"}
+
+__all__ = [
+    "answer",
+    "aside_turn",
+    "command_turn",
+    "compact_turn",
+    "retry_turn",
+    "run_turn",
+    "search_turn",
+    "shell_turn",
+]
 
 
-def run_turn(session: Session, text: str, settings: Settings, cancel: threading.Event) -> Iterator[Event]:
-    """Answer `text`. Setting `cancel` ends the answer within a token; the part said stays in the history.
+def run_turn(desk: Desk, text: str, cancel: threading.Event) -> Iterator[Event]:
+    """Handle what the user typed: `/name` is a command, `!command` runs, `?query` searches.
 
-    The turn is saved, where the settings say so, before its `TurnDone` is yielded.
+    Anything else is a message, which may become a search or a shell request where `desk.routing` is on.
+    Setting `cancel` ends whatever runs; the part of an answer that was said stays in the history.
 
     Raises:
-        SatchelError: the turn could not be run or saved.
+        SatchelError: the turn could not be run or saved; the talk can go on.
     """
+    desk.cancel = cancel
     # Bytes that are not UTF-8 reach us as lone surrogates, which no tokenizer takes.
-    text = text.encode("utf-8", "replace").decode("utf-8")
-    for piece in session.reply(text, max_tokens=settings.max_tokens, cancel=cancel):
-        yield from map(Notice, session.take_notices())
-        match piece:
-            case Progress(done, total):
-                yield PrefillProgress(done, total)
-            case Delta(text=delta):
-                yield TextDelta(delta)
-            case Finished(stop_reason=stop_reason, stats=stats):
-                # A turn that was stopped before its first word leaves nothing to keep.
-                if settings.auto_save and stats.generated_tokens:
-                    session.save()
-                yield from map(Notice, session.take_notices())
-                yield TurnDone(stop_reason, stats)
+    text = text.encode("utf-8", "replace").decode("utf-8").strip()
+    if is_command(text):
+        yield from run_command(desk, text)
+    elif text.startswith("!"):
+        yield from command_turn(desk, text[1:].strip())
+    elif text.startswith("?") and (text == "?" or text.strip("?？")):
+        yield from search_turn(desk, text[1:].strip(), rewrite=False)
+    elif text:
+        yield from _message_turn(desk, text)
+
+
+def _message_turn(desk: Desk, text: str) -> Iterator[Event]:
+    from satchel.agent.context import mentioned
+    from satchel.agent.router import Intent
+
+    # What mentions a file is about the file.
+    routed = desk.routing and not mentioned(text, desk.tools.cwd)
+    intent = (yield from _routed(desk, text)) if routed else Intent.CHAT
+    if desk.cancel.is_set():
+        return
+    if intent is Intent.SEARCH:
+        yield from search_turn(desk, text)
+    elif intent is Intent.SHELL:
+        yield from shell_turn(desk, text)
+    else:
+        yield from answer_at(desk, (yield from with_mentioned(desk, text)))
+
+
+def _routed(desk: Desk, text: str) -> Generator[Event, None, Intent]:
+    """Returns what `text` is taken for; where that is unsure, the user says it, if they want to be asked."""
+    from satchel.agent.router import Intent
+
+    if text.count("\n") >= PASTED_LINES:
+        return Intent.CHAT
+    router = desk.tools.router
+    for progress in router.prepare(desk.cancel):
+        yield PrefillProgress(progress.done, progress.total)
+    if desk.cancel.is_set():
+        return Intent.CHAT
+    decision = router.route(text, desk.session.messages)
+    while router.notices:
+        yield Notice(router.notices.pop(0))
+    yield Routed(decision)
+    if not decision.unsure or desk.settings.agent.when_unsure != "ask":
+        return decision.intent
+    try:
+        choice = desk.user.choose("what is this?", tuple(_INTENTS), _MESSAGE)
+    except KeyboardInterrupt:
+        desk.cancel.set()
+        choice = _MESSAGE
+    return Intent(_INTENTS[choice])
+
+
+def with_mentioned(desk: Desk, text: str) -> Generator[Event, None, str]:
+    """Returns the message for `text`, with the files that it mentions as @path and the talk has not got yet.
+
+    Before the first message they come into the context as with /add, where other talks can share what is read
+    of them; later they stand in the message, since what was said would have to be read again behind them.
+    """
+    from satchel.agent.context import collect, known_files, mentioned, split_files, with_files
+
+    session, tools = desk.session, desk.tools
+    files: list[ContextFile] = []
+    if paths := mentioned(text, tools.cwd):
+        collected = collect(paths, tools.cwd)
+        tools.places |= collected.places
+        yield from map(Notice, collected.skipped)
+        known = known_files(session.messages)
+        files = [file for file in collected.files if file not in known]
+    if files and not session.turns():
+        prompt, before = split_files(session.system)
+        session.set_system(with_files(prompt, [*before, *files]))
+        files = []
+    # With none attached but these, whatever a text that was pasted looks like.
+    return with_files(text, files)

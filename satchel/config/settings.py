@@ -10,7 +10,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -29,6 +29,39 @@ class SyncSettings(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     auto: bool = False  # sync in the background after each turn
+
+
+class AgentSettings(BaseModel):
+    """The table `[agent]`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    routing: bool = True  # take a person's messages for searches and commands, too
+    when_unsure: Literal["chat", "ask"] = "chat"  # what an unsure decision becomes in the chat of a person
+    compact_at: Annotated[float, Field(gt=0, le=1)] = 0.85  # of the context: above it, compacting is offered
+    answer_share: Annotated[float, Field(gt=0, lt=1)] = 0.25  # of the context for what a page or command says
+
+
+class SearchSettings(BaseModel):
+    """The table `[search]`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    provider: Literal["ddgs", "searxng"] = "ddgs"
+    url: str = ""  # of the SearXNG server
+    results: Annotated[int, Field(ge=1, le=20)] = 5  # pages that an answer rests on
+    timeout_s: Annotated[float, Field(gt=0, le=120, allow_inf_nan=False)] = 10.0  # for each answer
+    allow_loopback: bool = False  # fetch pages of this machine as well; for tests
+
+
+class ShellSettings(BaseModel):
+    """The table `[shell]`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    approve: Literal["ask", "read-only"] = "ask"  # read-only: commands that only read run without asking
+    timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 120.0
+    sandbox: bool = False  # no network, and every file read-only but for those of a /tmp of its own
 
 
 class Settings(BaseModel):
@@ -52,6 +85,9 @@ class Settings(BaseModel):
     # Blocks of 256 tokens between two stored states of the layers that cannot go back; 0: none are stored
     checkpoint_blocks: Annotated[int, Field(ge=0, lt=1 << 20)] = 16
     sync: SyncSettings = SyncSettings()
+    agent: AgentSettings = AgentSettings()
+    search: SearchSettings = SearchSettings()
+    shell: ShellSettings = ShellSettings()
 
     @field_validator("max_store_size")
     @classmethod
