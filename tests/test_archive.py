@@ -543,6 +543,7 @@ def test_the_command_says_what_it_saved_and_others_say_that_it_is_lossy(satchel:
     assert again.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_command_says_when_the_store_is_no_smaller(satchel: Run, environment: dict[str, str]) -> None:
     """Nothing is deleted while it is not known what a damaged head refers to."""
     home = Path(environment["SATCHEL_HOME"])

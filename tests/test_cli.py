@@ -85,7 +85,18 @@ def test_help_and_version_import_nothing_heavy(environment, flag):
 
 def test_help_names_every_command(satchel):
     shown = satchel("--help").stdout
-    for command in ("chat", "resume", "ask", "sessions", "doctor", "model", "bench"):
+    for command in (
+        "chat",
+        "resume",
+        "ask",
+        "search",
+        "shell",
+        "ingest",
+        "sessions",
+        "doctor",
+        "model",
+        "bench",
+    ):
         assert f"\n  {command} " in shown
 
 

@@ -225,7 +225,9 @@ def test_a_state_goes_back_to_what_it_was_or_says_that_it_cannot(name: str, goes
 
 
 @pytest.mark.parametrize("profile", ["turbo4", pytest.param("exact", marks=pytest.mark.slow)])
-@pytest.mark.parametrize(("name", "tokens"), [("qwen", 300), ("gemma", 600)])  # past Gemma's window of 512
+@pytest.mark.parametrize(
+    ("name", "tokens"), [pytest.param("qwen", 300, marks=pytest.mark.slow), ("gemma", 600)]
+)  # past Gemma's window of 512
 def test_real_models_go_on_as_if_they_had_never_stopped(
     request: pytest.FixtureRequest, name: str, tokens: int, profile: str
 ):

@@ -24,8 +24,10 @@ from test_session import (  # noqa: F401, the fixtures among them
     turn,
 )
 
-from satchel.agent.commands import Desk, run_command
-from satchel.agent.events import Notice
+from satchel.agent.commands import run_command
+from satchel.agent.desk import Desk
+from satchel.agent.events import Notice, Output
+from satchel.agent.toolbox import Toolbox
 from satchel.cache_store.loading import load_snapshot
 from satchel.cache_store.maintenance import prune
 from satchel.cache_store.manifest import Message
@@ -339,10 +341,11 @@ def test_what_is_left_behind_survives_later_saves_and_a_sweep(open_manager: Open
 
 def test_commands_restore_and_branch(open_manager: Open, tiny: LoadedModel) -> None:
     session = talked(open_manager, tiny)
-    desk = Desk(session.manager, session)
+    settings = session.manager.settings
+    desk = Desk(session.manager, session, settings, Toolbox(tiny, settings))
     (lines,) = run_command(desk, "/restore")
-    assert isinstance(lines, str)
-    assert [line.split()[:2] for line in lines.splitlines()] == [
+    assert isinstance(lines, Output)
+    assert [line.split()[:2] for line in lines.text.splitlines()] == [
         ["1", "One?"],
         ["2", "Two?"],
         ["3", "Three?"],
@@ -351,10 +354,10 @@ def test_commands_restore_and_branch(open_manager: Open, tiny: LoadedModel) -> N
         Notice("back at turn 2; /restore lists what was left behind")
     ]
     (lines,) = run_command(desk, "/restore")
-    assert isinstance(lines, str)
-    assert lines.splitlines()[2] == "left behind:"
-    assert lines.splitlines()[3].split()[0] == "-1"
-    assert "3 turns, the last: Three?" in lines.splitlines()[3]
+    assert isinstance(lines, Output)
+    assert lines.text.splitlines()[2] == "left behind:"
+    assert lines.text.splitlines()[3].split()[0] == "-1"
+    assert "3 turns, the last: Three?" in lines.text.splitlines()[3]
     assert list(run_command(desk, "/restore -1"))
     assert len(session.turns()) == 3
     for wrong in ("/restore -9", "/restore 9", "/restore two"):

@@ -12,12 +12,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_talks import open_manager, say, small_model
 
-from satchel.agent.commands import Desk, SwitchTo, run_command
-from satchel.agent.events import Notice
+from satchel.agent.commands import is_command, run_command
+from satchel.agent.desk import Desk
+from satchel.agent.events import Event, Failed, Notice, Output
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.maintenance import remove
 from satchel.cache_store.manifest import Message
@@ -48,6 +50,7 @@ class Talk:
     """A session that saves each turn as another manifest."""
 
     reused_tokens = 0
+    fill = 0.0
 
     def __init__(self, log: list[str], session_id: str = "1" * 32, saves: int = 0) -> None:
         self.log, self.id, self.saves = log, session_id, saves
@@ -122,17 +125,21 @@ class Shown:
     def __init__(self, log: list[str]) -> None:
         self.log = log
 
-    def turn(self, events: Iterator[str]) -> None:
-        self.log += events
+    def turn(self, events: Iterator[Event | str]) -> None:
+        for event in events:
+            match event:
+                case str(text) | Output(text):
+                    self.log.append(text)
+                case Notice(text):
+                    self.notice(text)
+                case Failed(text):
+                    self.error(text)
 
     def notice(self, text: str) -> None:
         self.log.append(f"notice: {text}")
 
     def error(self, text: str) -> None:
         self.log.append(f"error: {text}")
-
-    def output(self, text: str) -> None:
-        self.log.append(text)
 
 
 class Typed:
@@ -152,20 +159,28 @@ class Typed:
 def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What happens, in order. In a turn a line comes from the sync, and `fail` fails."""
 
-    def turn(talk: Talk, text: str, settings: Settings, cancel: threading.Event) -> Iterator[str]:
+    def turn(desk: Desk, text: str, cancel: threading.Event) -> Iterator[Event | str]:
+        desk.cancel = cancel
+        if is_command(text):
+            yield from run_command(desk, text)
+            return
         yield f"answer to {text}"
         if text == "fail":
             raise SatchelError("the model fell over")
-        if settings.auto_save:
-            talk.save()
+        if desk.settings.auto_save:
+            desk.session.save()
         yield "end"
 
     monkeypatch.setattr(chat_module, "run_turn", turn)
     return []
 
 
+def desk_of(talk: Talk, sync: Sync | None = None, settings: Settings = AUTO) -> Desk:
+    return Desk(None, talk, settings, None, sync=sync)
+
+
 def talk_with(log: list[str], sync: Sync | None, *lines: str, settings: Settings = AUTO) -> list[str]:
-    Chat(Desk(None, Talk(log), sync), settings, Shown(log)).with_person(Typed(log, *lines))
+    Chat(desk_of(Talk(log), sync, settings), Shown(log)).with_person(Typed(log, *lines))
     return log
 
 
@@ -251,14 +266,14 @@ def test_ctrl_c_leaves_without_waiting(log, finishes):
 
 
 def test_a_script_syncs_its_turns_and_waits_at_the_end(log):
-    Chat(Desk(None, Talk(log), Sync(log)), AUTO, Shown(log)).with_script(["one\n", "two\n"])
+    Chat(desk_of(Talk(log), Sync(log)), Shown(log)).with_script(["one\n", "two\n"])
     turns = [line for text in ("one", "two") for line in (f"answer to {text}", "end", "requested 1")]
     assert log == [*turns, "finish 0.3"]
 
 
 def test_a_script_that_fails_still_sends_the_turns_before(log):
     with pytest.raises(SatchelError, match="fell over"):
-        Chat(Desk(None, Talk(log), Sync(log)), AUTO, Shown(log)).with_script(["one\n", "fail\n"])
+        Chat(desk_of(Talk(log), Sync(log)), Shown(log)).with_script(["one\n", "fail\n"])
     assert log == ["answer to one", "end", "requested 1", "answer to fail", "finish 0.3"]
 
 
@@ -267,7 +282,7 @@ def test_a_script_does_not_wait_for_ever_and_says_so(log, lines):
     sync = Sync(log)
     sync.finishes = [False, False]
     with contextlib.suppress(SatchelError):
-        Chat(Desk(None, Talk(log), sync), AUTO, Shown(log)).with_script(lines)
+        Chat(desk_of(Talk(log), sync), Shown(log)).with_script(lines)
     assert log[-4:] == [
         "finish 0.3",
         "notice: sending what was said last; Ctrl-C leaves now",
@@ -276,14 +291,12 @@ def test_a_script_does_not_wait_for_ever_and_says_so(log, lines):
     ]
 
 
-def test_what_leaving_a_session_saves_is_synced_before_the_next_one_begins(log, monkeypatch):
-    def load(desk: Desk, line: str) -> Iterator[SwitchTo]:
-        yield SwitchTo(Talk(log, "2" * 32, saves=1))
-
-    monkeypatch.setattr(chat_module, "run_command", load)
+def test_what_leaving_a_session_saves_is_synced_before_the_next_one_begins(log):
     talk = Talk(log)
     talk.unsaved = True
-    Chat(Desk(None, talk, Sync(log)), AUTO, Shown(log)).with_person(Typed(log, "/load other", "two"))
+    desk = desk_of(talk, Sync(log))
+    desk.manager = SimpleNamespace(open=lambda name: Talk(log, "2" * 32, saves=1))
+    Chat(desk, Shown(log)).with_person(Typed(log, "/load other", "two"))
     assert log == [
         "prompt",
         "requested 1",
@@ -308,7 +321,7 @@ def test_sync_tells_what_it_did():
     sync = Sync(log)
     report = SyncReport(["a", "b"], ["c"], ["d"], [FORK], ["a notice"], ["a fault"], 1_200_000, 300_000)
     sync.outcome.set_result(report)
-    assert run(Desk(None, Talk(log), sync)) == [
+    assert run(desk_of(Talk(log), sync)) == [
         "a notice",
         "a fault",
         "sent a, b (1.2 MB); received c (300.0 KB); removed d",
@@ -319,19 +332,19 @@ def test_sync_tells_what_it_did():
 def test_sync_says_when_nothing_was_new():
     sync = Sync([])
     sync.outcome.set_result(SyncReport())
-    assert run(Desk(None, Talk([]), sync)) == ["everything is in sync"]
+    assert run(desk_of(Talk([]), sync)) == ["everything is in sync"]
 
 
 def test_sync_shows_why_it_could_not():
     sync = Sync([])
     sync.outcome.set_exception(SatchelError("no network"))
     with pytest.raises(SatchelError, match="no network"):
-        run(Desk(None, Talk([]), sync))
+        run(desk_of(Talk([]), sync))
 
 
 def test_ctrl_c_leaves_a_sync_to_the_background():
     sync = Sync([])
-    desk = Desk(None, Talk([]), sync)
+    desk = desk_of(Talk([]), sync)
     desk.cancel.set()
     assert run(desk) == ["syncing; Ctrl-C goes back to the talk", "the sync goes on in the background"]
     assert sync.outcome.cancelled()
@@ -339,7 +352,7 @@ def test_ctrl_c_leaves_a_sync_to_the_background():
 
 def test_sync_that_is_not_set_up_names_the_command_that_does_it():
     with pytest.raises(UsageError) as raised:
-        run(Desk(None, Talk([])))
+        run(desk_of(Talk([])))
     assert raised.value.one_line() == (
         "sync is not set up; `satchel sync setup` does it; then start the chat again"
     )
@@ -356,7 +369,7 @@ def test_a_fork_that_a_sync_command_makes_is_followed_before_the_next_prompt(log
                 sync.forks = [FORK]
             return super().read()
 
-    Chat(Desk(None, Talk(log), sync), AUTO, Shown(log)).with_person(Late(log, "/sync"))
+    Chat(desk_of(Talk(log), sync), Shown(log)).with_person(Late(log, "/sync"))
     assert log == [
         "prompt",
         "started 1",
@@ -378,7 +391,7 @@ def test_the_cancelling_of_a_command_is_the_chats(log):
             if text.startswith("syncing"):
                 signal.raise_signal(signal.SIGINT)
 
-    Chat(Desk(None, Talk(log), sync), AUTO, Pressing(log)).with_person(Typed(log, "/sync"))
+    Chat(desk_of(Talk(log), sync), Pressing(log)).with_person(Typed(log, "/sync"))
     assert "notice: the sync goes on in the background" in log
 
 

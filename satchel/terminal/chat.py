@@ -5,23 +5,22 @@ Knows nothing of models, of the store or of how things are drawn.
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from satchel.agent.agent import run_turn
-from satchel.agent.commands import Desk, Quit, SwitchTo, is_command, run_command
-from satchel.agent.events import Notice
-from satchel.config.settings import Settings
+from satchel.agent.commands import is_command
+from satchel.agent.commands.leaving import LEAVING
+from satchel.agent.desk import Desk
+from satchel.agent.events import Event, Quit, Switched
+from satchel.agent.user import NO, YES
 from satchel.config.waits import PATIENCE_S
 from satchel.errors import SatchelError
+from satchel.terminal.interrupts import interrupt_sets
 from satchel.terminal.render import Renderer
 
 if TYPE_CHECKING:
-    from satchel.session import Session
     from satchel.terminal.prompt import MessagePrompt
 
 SCRIPT_PATIENCE_S = 60.0  # with the last sync, where nobody is there to press Ctrl-C
@@ -30,29 +29,32 @@ SCRIPT_PATIENCE_S = 60.0  # with the last sync, where nobody is there to press C
 class Chat:
     """A conversation at `desk`, drawn by `renderer`."""
 
-    def __init__(self, desk: Desk, settings: Settings, renderer: Renderer) -> None:
+    def __init__(self, desk: Desk, renderer: Renderer) -> None:
         self._desk = desk
-        self._settings = settings
         self._renderer = renderer
-        self._warned = False  # that leaving now loses words
+        self._session = desk.session  # the one that was sat down at
+        self._quitting = False
+        self._is_full = False  # and the user was told
         self._overtaken: str | None = None  # the manifest of a newer save that was told of
         self._synced = ""  # the manifest that a sync was asked for last, or that was there before
 
     def with_person(self, prompt: MessagePrompt) -> None:
         """Talk until /quit, Ctrl-D, or Ctrl-C twice at an empty prompt. Errors are shown, and it goes on."""
-        self._sit_down(self._desk.session)
+        self._desk.routing = self._desk.settings.agent.routing
+        self._sit_down()
         self._talk(prompt)
         self._finish_sync()
 
     def with_script(self, lines: Iterable[str]) -> None:
         """Take a message or command a line until /quit or the end. A failing command does not end it.
 
-        At the end what is being sent is waited for, for `SCRIPT_PATIENCE_S` at most.
+        Messages are messages to the model, and nothing that would have to be agreed to runs. At the end what
+        is being sent is waited for, for `SCRIPT_PATIENCE_S` at most.
 
         Raises:
             SatchelError: a message could not be answered or its turn not be saved.
         """
-        self._sit_down(self._desk.session)
+        self._sit_down()
         try:
             self._follow(lines)
         except SatchelError:
@@ -63,7 +65,7 @@ class Chat:
     def _talk(self, prompt: MessagePrompt) -> None:
         leaving = False
         while True:
-            with _interrupt_sets(threading.Event()):
+            with interrupt_sets(threading.Event()):
                 self._look_at_sync()
             try:
                 text = prompt.read()
@@ -78,72 +80,69 @@ class Chat:
                 self._renderer.notice("Ctrl-C again or Ctrl-D leaves")
                 continue
             leaving = False
-            try:
-                with _interrupt_sets(cancel := threading.Event()):
-                    if not self._take(text, cancel):
-                        return
-            except SatchelError as err:
-                self._renderer.error(err.one_line())
-            except OSError as err:  # a full disk: the talk is still in memory
-                self._renderer.error(str(err))
+            self._attempt(text)
+            if not self._quitting and self._has_become_full() and self._wants_to_compact():
+                self._attempt("/compact")
+                self._has_become_full()
+            if self._quitting:
+                return
+
+    def _attempt(self, text: str) -> None:
+        """Take what a person typed; what goes wrong is shown."""
+        try:
+            with interrupt_sets(cancel := threading.Event()):
+                self._take(text, cancel)
+        except KeyboardInterrupt:  # in answer to a question: nothing more is to be done
+            self._renderer.notice("stopped")
+        except SatchelError as err:
+            self._renderer.error(err.one_line())
+        except OSError as err:  # a full disk: the talk is still in memory
+            self._renderer.error(str(err))
 
     def _follow(self, lines: Iterable[str]) -> None:
         for line in map(str.strip, lines):
             try:
-                if not self._take(line, threading.Event()):
-                    return
+                self._take(line, threading.Event())
             except SatchelError as err:
-                if not is_command(line):
+                if not (is_command(line) or line.startswith(("!", "?"))):
                     raise
                 self._renderer.error(err.one_line())
+            if self._quitting:
+                return
+            if self._has_become_full():
+                self._renderer.notice(f"{self._fill()}: /compact goes on from a summary")
             self._look_at_sync()
-        if self._settings.auto_save and self._desk.session.unsaved:
+        if self._desk.settings.auto_save and self._desk.session.unsaved:
             self._desk.session.save()
 
-    def _take(self, text: str, cancel: threading.Event) -> bool:
-        """Handle one message or command. Returns whether the chat goes on."""
-        self._desk.cancel = cancel
-        if is_command(text):
-            return self._command(text)
-        if text.strip():
-            self._renderer.turn(run_turn(self._desk.session, text, self._settings, cancel))
-        return True
-
-    def _command(self, line: str) -> bool:
-        for outcome in run_command(self._desk, line):
-            match outcome:
-                case Quit():
-                    return not self._may_leave()
-                case SwitchTo(session):
-                    if not self._may_leave():
-                        return True
-                    self._ask_for_sync()
-                    self._sit_down(session)
-                case Notice(text):
-                    self._renderer.notice(text)
-                case str(text):
-                    self._renderer.output(text)
+    def _take(self, text: str, cancel: threading.Event) -> None:
+        """Handle one message or command."""
+        self._renderer.turn(self._followed(run_turn(self._desk, text, cancel)))
         self._show_notices()
-        return True
+
+    def _followed(self, events: Iterator[Event]) -> Iterator[Event]:
+        """`events`, and what is to be done about them here."""
+        for event in events:
+            match event:
+                case Switched():
+                    self._ask_for_sync()  # of what leaving has saved
+                    self._sit_down()
+                case Quit():
+                    self._quitting = True
+            yield event
 
     def _may_leave(self) -> bool:
         """Save what an earlier save could not. If that fails again, say so and stay, but only once."""
-        session = self._desk.session
-        if self._settings.auto_save and session.unsaved and not self._warned:
-            try:
-                session.save()
-            except SatchelError as err:
-                self._warned = True
-                self._renderer.error(
-                    f"{err.one_line()}; what was said last is not saved: leave again to lose it"
-                )
-                return False
-        self._warned = False
-        return True
+        complaint = LEAVING.may_leave(self._desk)
+        self._show_notices()
+        if complaint:
+            self._renderer.error(complaint)
+        return complaint is None
 
-    def _sit_down(self, session: Session) -> None:
-        """Go on in `session`, and say what was opened and how."""
-        self._desk.session = session
+    def _sit_down(self) -> None:
+        """Go on in the session at the desk, and say what was opened and how."""
+        self._session = session = self._desk.session
+        self._is_full = False
         if self._desk.sync is not None:
             self._synced = session.saved_manifest
         self._show_notices()
@@ -154,18 +153,35 @@ class Chat:
         for notice in self._desk.session.take_notices():
             self._renderer.notice(notice)
 
+    # -- a context that fills up ---------------------------------------------------------------------
+
+    def _has_become_full(self) -> bool:
+        """Whether the context has become so full that compacting is offered, since this was asked last."""
+        before = self._is_full
+        self._is_full = self._desk.session.fill >= self._desk.settings.agent.compact_at
+        return self._is_full and not before
+
+    def _wants_to_compact(self) -> bool:
+        try:
+            return self._desk.user.choose(f"{self._fill()}: go on from a summary?", (YES, NO), NO) == YES
+        except KeyboardInterrupt:
+            return False
+
+    def _fill(self) -> str:
+        return f"the context is {self._desk.session.fill:.0%} full"
+
     # -- sync beside the talk ------------------------------------------------------------------------
 
     def _ask_for_sync(self) -> None:
         """Have what was saved since be sent, where the settings say so."""
-        sync, session = self._desk.sync, self._desk.session
-        if sync and self._settings.sync.auto and session.saved_manifest != self._synced:
+        sync, session = self._desk.sync, self._session
+        if sync and self._desk.settings.sync.auto and session.saved_manifest != self._synced:
             self._synced = session.saved_manifest
             sync.request(session.id)
 
     def _look_at_sync(self) -> None:
         """Between two turns: ask for the next sync, and show what has become of those before."""
-        sync, session = self._desk.sync, self._desk.session
+        sync, session = self._desk.sync, self._session
         if sync is None:
             return
         self._ask_for_sync()
@@ -204,17 +220,3 @@ class Chat:
             self._renderer.notice("what was not sent is sent by the next sync")
         for line in sync.take_lines():
             self._renderer.notice(line)
-
-
-@contextmanager
-def _interrupt_sets(cancel: threading.Event) -> Iterator[None]:
-    """Ctrl-C sets `cancel` instead of raising: an answer ends at a token, never in the middle of a save."""
-
-    def on_interrupt(signum: int, frame: FrameType | None) -> None:
-        cancel.set()
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)

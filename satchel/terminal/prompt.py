@@ -4,42 +4,54 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+import select
+import sys
 from pathlib import Path
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import CompleteEvent, Completer, Completion
-from prompt_toolkit.document import Document
+from prompt_toolkit.completion import Completer
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-from satchel.agent.commands import COMMANDS
+from satchel.terminal.sanitize import sanitize
 
 PROMPT = "> "
+MAX_TYPED_BYTES = 64 << 10
 
 
 class MessagePrompt:
     """The prompt of the chat: Enter sends, Alt-Enter starts a new line, a paste is one message."""
 
-    def __init__(self, history_file: Path | None) -> None:
+    def __init__(self, history_file: Path | None, completer: Completer | None = None) -> None:
         """`history_file` of None keeps the history in memory only."""
         self._session: PromptSession[str] = PromptSession(
             history=_history(history_file),
-            completer=_CommandCompleter(),
-            key_bindings=_key_bindings(),
+            completer=completer,
+            key_bindings=_message_keys(),
             multiline=True,
             prompt_continuation=" " * len(PROMPT),
             enable_open_in_editor=True,
         )
 
     def read(self) -> str:
-        """The next message.
+        """The next message. What was typed before the prompt was there stands in it, to be sent or not.
 
         Raises:
             KeyboardInterrupt: Ctrl-C with nothing typed (with something typed it clears that).
             EOFError: Ctrl-D with nothing typed.
         """
-        return self._session.prompt(PROMPT)
+        return self._session.prompt(PROMPT, default=sanitize(_typed_before()).strip("\n"))
+
+
+def _typed_before() -> str:
+    """The lines that wait at the terminal: typed, or pasted, while something else was going on."""
+    typed = b""
+    if sys.stdin.isatty():
+        while len(typed) < MAX_TYPED_BYTES and select.select([sys.stdin], [], [], 0)[0]:
+            if not (data := os.read(sys.stdin.fileno(), MAX_TYPED_BYTES)):
+                break  # Ctrl-D, which was meant for what went on then
+            typed += data
+    return typed.decode("utf-8", "replace")
 
 
 def _history(path: Path | None) -> History:
@@ -62,7 +74,8 @@ class _FileHistory(FileHistory):
             super().store_string(string)
 
 
-def _key_bindings() -> KeyBindings:
+def sending_keys() -> KeyBindings:
+    """Enter sends, Alt-Enter starts a new line."""
     bindings = KeyBindings()
 
     @bindings.add("enter")
@@ -73,6 +86,13 @@ def _key_bindings() -> KeyBindings:
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    return bindings
+
+
+def _message_keys() -> KeyBindings:
+    """Ctrl-C clears what is typed, and raises where nothing is."""
+    bindings = sending_keys()
+
     @bindings.add("c-c")
     def _clear_or_leave(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
@@ -81,15 +101,3 @@ def _key_bindings() -> KeyBindings:
             event.app.exit(exception=KeyboardInterrupt)
 
     return bindings
-
-
-class _CommandCompleter(Completer):
-    """The names of the slash commands, at the start of a message."""
-
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        typed = document.text
-        if not typed.startswith("/"):
-            return
-        for command in COMMANDS:
-            if f"/{command.name}".startswith(typed):
-                yield Completion(f"/{command.name}", start_position=-len(typed), display_meta=command.help)
