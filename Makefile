@@ -20,6 +20,8 @@ ARGS ?=
 TESTARGS ?=
 FUZZ_SECONDS ?= 600
 RGW ?= $(SATCHEL_TEST_RGW)
+# Tests run in so many processes; each loads the models that its test files need.
+WORKERS ?= 2
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -42,10 +44,10 @@ run: $(VENV)/.runtime
 	@$(PY) -m satchel $(ARGS)
 
 test: $(VENV)/.dev
-	@$(PY) -m pytest $(TESTARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile $(TESTARGS)
 
 test-all: $(VENV)/.dev
-	@$(PY) -m pytest -m "slow or not slow" $(TESTARGS)
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile -m "slow or not slow" $(TESTARGS)
 
 test-rgw: $(VENV)/.dev
 	@[ -n "$(RGW)" ] || { echo "name the gateway: make test-rgw RGW=http://HOST:PORT"; exit 2; }
