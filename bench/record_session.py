@@ -290,7 +290,7 @@ STEPS = (
         "/shell list the files here with their sizes",
         (EXPLAIN, COPY, *edit("ls -l")),
     ),
-    Step("/shell delete check.py", (REFUSE,)),
+    Step("/shell delete check.py"),
     Step("/auto read-only"),
     Step("/shell show the current directory"),
     Step("/auto ask"),
@@ -369,6 +369,20 @@ def play(terminal: Tmux, step: Step) -> None:
 
 
 @contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder that is removed afterwards; of the same name each time, if it can be, since models read it."""
+    folder = Path(tempfile.gettempdir()).resolve() / "satchel-session"
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        folder = Path(tempfile.mkdtemp(prefix=folder.name)).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def stage(folder: Path) -> Iterator[tuple[Path, dict[str, str]]]:
     """A home with a project in it; the project, and the environment of a shell there."""
     home = folder / "home"
@@ -443,19 +457,18 @@ def record(out: Path, steps: Sequence[Step] = STEPS) -> str:
     Raises:
         NotSeen: something did not come in time; what was seen until then is written nevertheless.
     """
-    with tempfile.TemporaryDirectory(prefix="session") as scratch:
-        folder = Path(scratch).resolve()
-        with (
-            stage(folder) as (project, environment),
-            Tmux(["bash", "--norc", "--noprofile"], project, environment) as terminal,
-        ):
-            terminal.wait(lambda screen: screen.is_at(SHELL_PROMPT), "the shell", START_S)
-            try:
-                for step in steps:
-                    play(terminal, step)
-            finally:
-                shown = without_paths(terminal.text(), folder).removesuffix(f"{SHELL_PROMPT}\n")
-                out.write_text(f"{HEADING}````text\n{shown}````\n")
+    with (
+        scratch_folder() as folder,
+        stage(folder) as (project, environment),
+        Tmux(["bash", "--norc", "--noprofile"], project, environment) as terminal,
+    ):
+        terminal.wait(lambda screen: screen.is_at(SHELL_PROMPT), "the shell", START_S)
+        try:
+            for step in steps:
+                play(terminal, step)
+        finally:
+            shown = without_paths(terminal.text(), folder).removesuffix(f"{SHELL_PROMPT}\n")
+            out.write_text(f"{HEADING}````text\n{shown}````\n")
     return shown
 
 
@@ -464,7 +477,7 @@ def without_paths(text: str, folder: Path) -> str:
     places = {
         str(folder / "home"): "~",
         str(folder): "~",  # the model may write it in a way of its own
-        folder.name: "",
+        folder.name: "scratch",
         str(cache_dir()): "~/.cache/satchel",
         sys.prefix: "~/satchel/.venv",
         str(Path(__file__).parents[1]): "~/satchel",

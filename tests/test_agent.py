@@ -44,13 +44,13 @@ SOURCE = Source(1, "Weather", "https://example.org/w", "Oslo will be sunny.", ("
 class Scripted:
     """Answers with what it was given, one after the other, and keeps what it was asked."""
 
-    def __init__(self, *answers: str) -> None:
-        self.answers, self.asked = list(answers), []
+    def __init__(self, *answers: str, stop_reason: str = "stop") -> None:
+        self.answers, self.asked, self.stop_reason = list(answers), [], stop_reason
 
     def answer(self, text: str, *, max_tokens: int, cancel: threading.Event) -> Iterator[Delta | Finished]:
         self.asked.append(text)
         yield Delta(None, self.answers.pop(0))
-        yield Finished("stop", STATS, 1)
+        yield Finished(self.stop_reason, STATS, 1)
 
 
 class Person:
@@ -435,6 +435,11 @@ def test_nothing_proposed_is_said(desk, said):
     events = turn(desk, "/shell ?")
     assert kinds(events) == ["Failed"]
     assert notices(events)[0].startswith("the model proposed no command")
+
+
+def test_a_command_that_was_cut_off_is_none(desk):
+    set_tools(desk, proposer=Scripted("ls a b c", stop_reason="length"))
+    assert notices(turn(desk, "/shell list"))[0].startswith("the model proposed no command")
 
 
 def test_a_failed_command_may_be_mended_once_with_consent(desk):

@@ -159,6 +159,8 @@ def collected(
 ) -> Generator[Event, None, str]:
     """Returns the text of an answer that is not for the user; yields the progress of reading for it.
 
+    One that did not come to its end is none: "".
+
     Args:
         until: says of the text so far whether the rest is not worth waiting for.
     """
@@ -171,8 +173,10 @@ def collected(
                 said += text
                 if until(said):
                     break
-            case Finished(stats=stats):
+            case Finished(stop_reason=stop_reason, stats=stats):
                 desk.tools.meter.add(stats)
+                if stop_reason == "length":
+                    return ""
     return said
 
 

@@ -168,13 +168,16 @@ def _runs_unasked(desk: Desk) -> bool:
 
 def _explained(desk: Desk, command: str) -> Iterator[Event]:
     from satchel.agent.shell.proposal import explanation_question
-    from satchel.engine.generate import Delta
+    from satchel.engine.generate import Delta, Finished
 
     question = explanation_question(command)
     try:
         for piece in desk.session.aside(question, max_tokens=ASIDE_TOKENS, cancel=desk.cancel):
-            if isinstance(piece, Delta):
-                yield TextDelta(piece.text)
+            match piece:
+                case Delta(text=text):
+                    yield TextDelta(text)
+                case Finished(stats=stats):
+                    desk.tools.meter.add(stats)
     except SatchelError as err:
         yield Failed(err.one_line())
     desk.cancel.clear()  # Ctrl-C ended the explanation; the question is still open
