@@ -103,3 +103,8 @@ def sanitize(text: str) -> str:
 def sanitize_line(text: str) -> str:
     """`text` sanitized and on one line: for names and titles."""
     return " ".join(sanitize(text).split())
+
+
+def encodable(text: str) -> str:
+    """`text` with question marks for lone surrogates, which bytes that are not UTF-8 reach us as."""
+    return text.encode("utf-8", "replace").decode()

@@ -90,3 +90,15 @@ def draw(environment, body, **more):
         + body
     )
     return Terminal([sys.executable, "-c", code], environment | more)
+
+
+class Typed:
+    """A prompt at which these lines are typed, and then Ctrl-D."""
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = list(lines)
+
+    def read(self) -> str:
+        if not self.lines:
+            raise EOFError
+        return self.lines.pop(0)

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
+from terminals import Typed
 
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Notice, Quit, Switched
@@ -43,18 +44,6 @@ class Shown:
 
     def error(self, text: str) -> None:
         self.lines.append(f"satchel: {text}")
-
-
-class Typed:
-    """A prompt at which these lines are typed, and then Ctrl-D."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = list(lines)
-
-    def read(self) -> str:
-        if not self.lines:
-            raise EOFError
-        return self.lines.pop(0)
 
 
 class Person(Nobody):

@@ -18,6 +18,7 @@ from terminals import (
     LEFT,
     UP,
     Terminal,
+    Typed,
     draw,
     environment,  # noqa: F401 (a fixture)
 )
@@ -297,18 +298,6 @@ class Lines:
 
     def error(self, text: str) -> None:
         self.errors.append(text)
-
-
-class Typed:
-    """A prompt at which these lines are typed, and then Ctrl-D."""
-
-    def __init__(self, *lines: str) -> None:
-        self.lines = list(lines)
-
-    def read(self) -> str:
-        if not self.lines:
-            raise EOFError
-        return self.lines.pop(0)
 
 
 @pytest.mark.parametrize("typed", [(), ("/quit",)])

@@ -9,13 +9,14 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from satchel.agent.answers import answer, answer_at, aside_turn, compact_turn, retry_turn
+from satchel.agent.answers import answer, answer_at, aside_turn, compact_turn, reading, retry_turn
 from satchel.agent.commands import is_command, run_command
 from satchel.agent.desk import Desk
-from satchel.agent.events import Event, Notice, PrefillProgress, Routed
+from satchel.agent.events import Event, Notice, Routed
 from satchel.agent.search_turn import search_turn
 from satchel.agent.shell_turn import command_turn, shell_turn
 from satchel.agent.user import NO, Choice
+from satchel.sanitize import encodable
 
 if TYPE_CHECKING:
     from satchel.agent.attached import ContextFile
@@ -47,8 +48,7 @@ def run_turn(desk: Desk, text: str, cancel: threading.Event) -> Iterator[Event]:
         SatchelError: the turn could not be run or saved; the talk can go on.
     """
     desk.cancel = cancel
-    # Bytes that are not UTF-8 reach us as lone surrogates, which no tokenizer takes.
-    text = text.encode("utf-8", "replace").decode("utf-8").strip()
+    text = encodable(text).strip()  # no tokenizer takes lone surrogates
     if is_command(text):
         yield from run_command(desk, text)
     elif text.startswith("!"):
@@ -83,8 +83,7 @@ def _routed(desk: Desk, text: str) -> Generator[Event, None, Intent]:
     if text.count("\n") >= PASTED_LINES:
         return Intent.CHAT
     router = desk.tools.router
-    for progress in router.prepare(desk.cancel):
-        yield PrefillProgress(progress.done, progress.total)
+    yield from reading(router.prepare(desk.cancel))
     if desk.cancel.is_set():
         return Intent.CHAT
     decision = router.route(text, desk.session.messages)

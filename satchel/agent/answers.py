@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from satchel.engine.generate import Sampler
     from satchel.session import Session
 
+LEAST_DATA, MOST_DATA = 200, 3000  # tokens; more costs more time to read than it tells
 ASIDE_TOKENS = 512  # of an explanation or a summary, at most
 LIVELY = 0.7  # the temperature at which a model that takes the likeliest token always is asked again
 
@@ -96,7 +97,7 @@ def aside_turn(desk: Desk, question: str) -> Iterator[Event]:
     Raises:
         SatchelError: there is no room for it.
     """
-    yield from _shown(
+    yield from shown(
         desk, desk.session.aside(question, max_tokens=desk.settings.max_tokens, cancel=desk.cancel)
     )
 
@@ -137,15 +138,12 @@ def compact_turn(desk: Desk) -> Iterator[Event]:
         SatchelError: there is no room for a summary, or it could not be saved.
     """
     session, before = desk.session, len(desk.session.token_ids)
-    yield from _shown(desk, session.compact(max_tokens=ASIDE_TOKENS, cancel=desk.cancel))
+    yield from shown(desk, session.compact(max_tokens=ASIDE_TOKENS, cancel=desk.cancel))
     if desk.cancel.is_set():
         yield Notice("nothing was compacted")
         return
-    for progress in session.read_ahead(desk.cancel):
-        yield PrefillProgress(progress.done, progress.total)
-    if desk.settings.auto_save:
-        session.save()
-    yield from map(Notice, session.take_notices())
+    yield from reading(session.read_ahead(desk.cancel))
+    yield from saved(desk)
     yield Notice(
         f"the model goes on from this summary: {before:,} tokens became {len(session.token_ids):,}; "
         f"all that was said is kept, and /restore {len(session.turns())} takes it back"
@@ -180,7 +178,20 @@ def collected(
     return said
 
 
-def _shown(desk: Desk, pieces: Iterator[Progress | Delta | Finished]) -> Iterator[Event]:
+def reading(progress: Iterator[Progress]) -> Iterator[Event]:
+    """The events of reading without an answer."""
+    for each in progress:
+        yield PrefillProgress(each.done, each.total)
+
+
+def saved(desk: Desk) -> Iterator[Event]:
+    """Save the talk, where the settings say so; what there is to say of it."""
+    if desk.settings.auto_save:
+        desk.session.save()
+    yield from map(Notice, desk.session.take_notices())
+
+
+def shown(desk: Desk, pieces: Iterator[Progress | Delta | Finished]) -> Iterator[Event]:
     """The events of an answer that the talk does not keep."""
     for piece in pieces:
         match piece:
@@ -199,6 +210,3 @@ def room_for_data(desk: Desk) -> int:
     length = desk.manager.model.context_length
     free = length - len(session.token_ids) - settings.max_tokens
     return max(LEAST_DATA, min(int(length * settings.agent.answer_share), free, MOST_DATA))
-
-
-LEAST_DATA, MOST_DATA = 200, 3000  # tokens; more costs more time to read than it tells

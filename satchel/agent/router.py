@@ -32,6 +32,7 @@ from satchel.engine.generate import Progress
 from satchel.engine.hidden import layer_count
 from satchel.engine.model import LoadedModel
 from satchel.errors import NotFoundError, SatchelError
+from satchel.sanitize import encodable
 
 __all__ = ["MIN_CONFIDENCE", "Decision", "Intent", "IntentRouter"]
 
@@ -68,14 +69,14 @@ class IntentRouter:
         Raises:
             SatchelError: the part of Satchel that decides is missing or damaged.
         """
-        message = _encodable(message)
+        message = encodable(message)  # no tokenizer takes lone surrogates
         if not message.strip():
             return Decision(Intent.CHAT, 1.0, "nothing is asked", Intent.CHAT, Intent.SEARCH)
         before: np.ndarray | None = None
         earlier = ""
         for earlier, intent in requests_in(history):
             if intent is None:
-                before = resolved(self._outcomes(_encodable(earlier)), before)
+                before = resolved(self._outcomes(earlier), before)
             else:
                 before = np.eye(len(Intent))[list(Intent).index(intent)]
         outcomes = self._outcomes(message)
@@ -183,11 +184,6 @@ class IntentRouter:
 
     def _tell(self, reason: SatchelError) -> None:
         self.notices.append(f"{reason.one_line()}: the model is asked for labels in its place")
-
-
-def _encodable(text: str) -> str:
-    """Lone surrogates, which no tokenizer takes, become question marks."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _short(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from satchel.agent.answers import ASIDE_TOKENS, answer_at, collected, room_for_data
+from satchel.agent.answers import ASIDE_TOKENS, answer_at, collected, room_for_data, saved, shown
 from satchel.agent.desk import Desk
 from satchel.agent.events import (
     CommandEnded,
@@ -18,7 +18,7 @@ from satchel.agent.events import (
     Event,
     Failed,
     Notice,
-    TextDelta,
+    TurnDone,
 )
 from satchel.agent.user import NO, Choice
 from satchel.errors import SatchelError, UsageError
@@ -77,6 +77,7 @@ def command_turn(desk: Desk, command: str) -> Iterator[Event]:
         SatchelError: the command could not be started, or what came out not be saved.
     """
     from satchel.agent.shell.judgement import Touch, judge
+    from satchel.agent.shell.report import own_command
 
     if not command.strip():
         raise UsageError("there is no command", "write it behind the !, as in !ls")
@@ -86,8 +87,8 @@ def command_turn(desk: Desk, command: str) -> Iterator[Event]:
     else:
         result = yield from _run(desk, command, True)
     if result:
-        desk.session.note(_message(desk, f"I ran `{command}`.", result), NOTED)
-        yield from _saved(desk)
+        desk.session.note(_message(desk, own_command(command), result), NOTED)
+        yield from saved(desk)
 
 
 def proposed(desk: Desk, request: str) -> Generator[Event, None, str]:
@@ -123,7 +124,7 @@ def _run_if_agreed(
     if request is not None:
         refused = f"{request}\n\nThis command was proposed, and I did not run it: {command}"
         desk.session.note(with_files(refused, ()), REFUSED)
-        yield from _saved(desk)
+        yield from saved(desk)
     return None
 
 
@@ -168,16 +169,12 @@ def _runs_unasked(desk: Desk) -> bool:
 
 def _explained(desk: Desk, command: str) -> Iterator[Event]:
     from satchel.agent.shell.proposal import explanation_question
-    from satchel.engine.generate import Delta, Finished
 
     question = explanation_question(command)
     try:
-        for piece in desk.session.aside(question, max_tokens=ASIDE_TOKENS, cancel=desk.cancel):
-            match piece:
-                case Delta(text=text):
-                    yield TextDelta(text)
-                case Finished(stats=stats):
-                    desk.tools.meter.add(stats)
+        for event in shown(desk, desk.session.aside(question, max_tokens=ASIDE_TOKENS, cancel=desk.cancel)):
+            if not isinstance(event, TurnDone):  # the turn goes on
+                yield event
     except SatchelError as err:
         yield Failed(err.one_line())
     desk.cancel.clear()  # Ctrl-C ended the explanation; the question is still open
@@ -223,10 +220,4 @@ def _reported(desk: Desk, request: str, result: CommandResult, summarised: bool)
         yield from answer_at(desk, text)
     else:
         desk.session.note(text, NOTED)
-        yield from _saved(desk)
-
-
-def _saved(desk: Desk) -> Iterator[Event]:
-    if desk.settings.auto_save:
-        desk.session.save()
-    yield from map(Notice, desk.session.take_notices())
+        yield from saved(desk)

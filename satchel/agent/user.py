@@ -41,6 +41,14 @@ class User(Protocol):
         """Wait that long, or until `cancel` is set, or a line is typed, which is returned; else ""."""
 
 
+def agrees(user: User, question: str) -> bool:
+    """Whether `user` says yes; no is what an empty answer and Ctrl-C mean."""
+    try:
+        return user.choose(question, (YES, NO), NO) == YES
+    except KeyboardInterrupt:
+        return False
+
+
 class Nobody:
     """Nobody can be asked, as on a pipe: nothing is agreed to."""
 

@@ -18,6 +18,7 @@ from satchel.cache_store.names import name_fault
 from satchel.cache_store.record import JsonObject, Record
 from satchel.cache_store.snapshot import canonical_json
 from satchel.errors import DamagedError, SatchelError, VersionError
+from satchel.sanitize import encodable
 
 MAX_MANIFEST_BYTES = 8 << 20  # two million tokens of text
 MAX_HEAD_BYTES = 64 << 10
@@ -39,10 +40,6 @@ def _check_time(time: datetime) -> datetime:
     return time
 
 
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SessionId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 SessionName = Annotated[str, AfterValidator(_check_name)]
@@ -58,7 +55,7 @@ class Message(Record):
     """
 
     role: Literal["system", "user", "assistant"]
-    content: Annotated[str, AfterValidator(_encodable)]
+    content: Annotated[str, AfterValidator(encodable)]
 
 
 class TailRef(Record):

@@ -95,9 +95,8 @@ def generate(
     clock = _Clock(prompt_tokens=len(prompt), reused_tokens=reused_tokens)
     detokenizer, stop_ids = model.tokenizer.detokenizer, model.tokenizer.eos_token_ids
     read, reason = 0, "length"
-    within = sorted({stop for stop in stops if 0 < stop < len(prompt)})
-    end = max([len(prompt) - min(prefill_step, LAST_CHUNK), *within[-1:]])
-    for read in prefill(model, state, prompt[:end], step=prefill_step, stops=within):
+    end = max([len(prompt) - min(prefill_step, LAST_CHUNK), *(stop for stop in stops if stop < len(prompt))])
+    for read in prefill(model, state, prompt[:end], step=prefill_step, stops=stops):
         yield Progress(read, len(prompt))
         if cancel.is_set():
             yield Finished("cancelled", clock.stats(), read)

@@ -211,11 +211,7 @@ class Session:
             ContextFullError: no room is left for a question and an answer.
         """
         manager = self.manager
-        messages = self._with_question(text, messages)
-        context = self._context.fork()
-        token_ids, shared = self._shared(messages)
-        if not context.go_back(shared):
-            context = Context(manager.factory.new(self.profile))
+        context, token_ids = self._forked(self._with_question(text, messages))
         reused = len(context.token_ids)
         yield from generate(
             manager.model,
@@ -235,11 +231,9 @@ class Session:
         Raises:
             ContextFullError: no room is left for the question.
         """
-        context, messages = self._context.fork(), self._with_question(text)
-        token_ids, shared = self._shared(messages)
+        messages = self._with_question(text)
+        context, token_ids = self._forked(messages)
         self._room(len(token_ids))
-        if not context.go_back(shared):
-            context = Context(self.manager.factory.new(self.profile))
         tokenizer = self.manager.model.tokenizer
         prompt = render(tokenizer, _plain(messages))
         ids = [
@@ -247,6 +241,14 @@ class Session:
         ]
         unread = token_ids[len(context.token_ids) :]
         return log_probabilities(self.manager.model, context.state, unread, ids)
+
+    def _forked(self, messages: Sequence[Message]) -> tuple[Context, list[int]]:
+        """A fork of the context that has read a beginning of the prompt for `messages`, and that prompt."""
+        context = self._context.fork()
+        token_ids, shared = self._shared(messages)
+        if not context.go_back(shared):
+            context = Context(self.manager.factory.new(self.profile))
+        return context, token_ids
 
     def read_ahead(self, cancel: threading.Event) -> Iterator[Progress]:
         """Read what the prompt of any next message begins with. What was read when `cancel` is set is kept.

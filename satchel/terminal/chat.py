@@ -14,7 +14,7 @@ from satchel.agent.commands import is_command
 from satchel.agent.commands.leaving import LEAVING
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Quit, Switched
-from satchel.agent.user import NO, YES
+from satchel.agent.user import agrees
 from satchel.config.waits import PATIENCE_S
 from satchel.errors import SatchelError
 from satchel.terminal.interrupts import interrupt_sets
@@ -162,10 +162,7 @@ class Chat:
         return self._is_full and not before
 
     def _wants_to_compact(self) -> bool:
-        try:
-            return self._desk.user.choose(f"{self._fill()}: go on from a summary?", (YES, NO), NO) == YES
-        except KeyboardInterrupt:
-            return False
+        return agrees(self._desk.user, f"{self._fill()}: go on from a summary?")
 
     def _fill(self) -> str:
         return f"the context is {self._desk.session.fill:.0%} full"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from satchel.agent.commands.listing import counted
 from satchel.agent.events import Diff, Event, Failed, Notice
-from satchel.agent.user import NO, YES
+from satchel.agent.user import agrees
 from satchel.config.paths import data_dir
 from satchel.errors import RefusedError, SatchelError, UsageError
 
@@ -52,7 +52,7 @@ def apply(desk: Desk, argument: str) -> Iterator[Event]:
     if not plan.changes:
         yield Notice("the files are like that already")
         return
-    if not _agreed(desk, f"change {_names(plan.changes)}?"):
+    if not agrees(desk.user, f"change {_names(plan.changes)}?"):
         yield Notice(NOTHING_CHANGED)
         return
     desk.tools.last_applied = apply_plan(plan, backups)
@@ -71,7 +71,7 @@ def undo(desk: Desk, argument: str) -> Iterator[Event]:
         raise UsageError("/apply has changed nothing that could be taken back")
     back, places = _reversed(applied, desk.tools.cwd), _places(desk)
     yield Diff("".join(change.diff() for change in back))
-    if not of_this_talk and not _agreed(desk, "this was changed in another talk: take it back?"):
+    if not of_this_talk and not agrees(desk.user, "this was changed in another talk: take it back?"):
         yield Notice(NOTHING_CHANGED)
         return
     edits.undo(applied)
@@ -142,13 +142,6 @@ def _holds(place: Path, text: str) -> bool:
         content = read_file(place, MAX_BYTES)
         return content is not None and content.decode("utf-8-sig") == text
     except (SatchelError, UnicodeDecodeError):
-        return False
-
-
-def _agreed(desk: Desk, question: str) -> bool:
-    try:
-        return desk.user.choose(question, (YES, NO), NO) == YES
-    except KeyboardInterrupt:
         return False
 
 

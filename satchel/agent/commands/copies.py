@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from satchel.agent.commands.paths import below
 from satchel.agent.events import Event, Notice, Output
-from satchel.agent.user import NO, YES
+from satchel.agent.user import agrees
 from satchel.config.waits import PATIENCE_S, POLL_S
 from satchel.errors import NotFoundError, UsageError
 from satchel.files import atomic_file, cannot_write
@@ -49,7 +49,7 @@ def _exported(desk: Desk, kind: str, target: Path) -> Iterator[Event]:
         raise NotFoundError(f"there is no folder {target.parent} to write to")
     if target.is_dir():
         raise UsageError(f"{target} is a folder")
-    if os.path.lexists(target) and not _may_replace(desk, target):
+    if os.path.lexists(target) and not agrees(desk.user, f"replace {target}?"):
         yield Notice(f"{target} stays as it is")
         return
     try:
@@ -60,13 +60,6 @@ def _exported(desk: Desk, kind: str, target: Path) -> Iterator[Event]:
     yield Notice(f"written to {target}")
     if note:
         yield Notice(note)
-
-
-def _may_replace(desk: Desk, target: Path) -> bool:
-    try:
-        return desk.user.choose(f"replace {target}?", (YES, NO), NO) == YES
-    except KeyboardInterrupt:
-        return False
 
 
 def _writer(desk: Desk, kind: str) -> tuple[Callable[[Path], object], str]:

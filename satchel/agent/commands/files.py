@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from satchel.agent.commands.listing import counted
 from satchel.agent.commands.paths import words
-from satchel.agent.events import Event, Notice, Output, PrefillProgress
+from satchel.agent.events import Event, Notice, Output
 from satchel.errors import SatchelError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ ANSWER_SHARE = 4  # a quarter of the context, at most, is kept free for an answe
 
 
 def add(desk: Desk, argument: str) -> Iterator[Event]:
+    from satchel.agent.answers import reading
     from satchel.agent.context import collect, split_files, with_files
 
     session = desk.session
@@ -41,8 +42,7 @@ def add(desk: Desk, argument: str) -> Iterator[Event]:
     if session.turns():
         yield Notice("what was said stands behind the files, and is read again")
     try:
-        for progress in session.read_ahead(desk.cancel):
-            yield PrefillProgress(progress.done, progress.total)
+        yield from reading(session.read_ahead(desk.cancel))
     except SatchelError:
         session.set_system(before)
         raise

@@ -10,7 +10,7 @@ from datetime import date
 from satchel.agent.attached import split_files
 from satchel.agent.search.prompts import OPENED
 from satchel.agent.search.words import is_unspaced, terms
-from satchel.agent.shell.report import RAN
+from satchel.agent.shell.report import RAN, is_own_command
 from satchel.cache_store.manifest import Message
 from satchel.sanitize import sanitize, sanitize_line
 
@@ -75,7 +75,6 @@ _QUOTES = "\"'`“”‘’«»「」『』 \t*"
 _REFUSAL = re.compile(
     r"(?:i['’]?m|i am) sorry|sorry|as an ai|i can(?:not|['’]t)|对不起|抱歉|作为", re.IGNORECASE
 )
-_OWN_COMMAND = re.compile(r"I ran `.*`\.", re.DOTALL)  # said for the user who typed one
 _CHARS_PER_SHOWN = 10  # of a text, spaces and control characters included, for each that is shown
 _NUMBERS_IN_A_ROW = re.compile(r"(?<!\S)(\d[\d.]*)(?:\s+\d[\d.]*){2,}$")  # a model that counts
 _LEAST_TERMS = 3  # of a message, for its query to have to share one; of a query that is one
@@ -112,7 +111,7 @@ def _requested(content: str) -> str:
     """What the user asked for in a message that may hold files, pages or output behind it; "" for nothing."""
     request = split_files(content)[0].partition(f"\n\n{OPENED}")[0]
     request, ran, _ = request.partition(f"\n\n{RAN}")
-    return "" if ran and _OWN_COMMAND.fullmatch(request) else request.strip()
+    return "" if ran and is_own_command(request) else request.strip()
 
 
 def query_from(answer: str, message: str) -> str:

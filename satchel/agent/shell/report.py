@@ -127,6 +127,16 @@ def _gap(count: int) -> str:
     return "[… 1 line left out …]" if count == 1 else f"[… {count:,} lines left out …]"
 
 
+def own_command(command: str) -> str:
+    """The request that stands for a command which the user typed."""
+    return f"I ran `{command}`."
+
+
+def is_own_command(request: str) -> bool:
+    """Whether `request` is one that `own_command` made."""
+    return request.startswith("I ran `") and request.endswith("`.")
+
+
 def question_with_output(request: str, result: CommandResult, excerpt: str) -> str:
     """The message that asks for an answer to `request` from what a command, which has run, put out.
 
