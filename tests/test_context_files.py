@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from satchel.agent import collecting, mentions
@@ -382,6 +382,7 @@ def test_the_names_that_wildcards_are_held_against_are_counted_together(
 
 
 @given(st.text(alphabet="@a.py/*\"' ~[]?\0é这", max_size=40))
+@example("@~\0")
 def test_no_message_breaks_the_search_for_mentions(message: str) -> None:
     for path in mentioned(message, Path(__file__).parent / "golden"):
         assert path

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 
 def full_path(written: str, base: Path) -> str:
     """`written` as an absolute path; relative to `base`, or to the home directory where it says `~`."""
-    return os.path.join(base, os.path.expanduser(written))
+    with contextlib.suppress(ValueError):  # a NUL in a user's name
+        written = os.path.expanduser(written)
+    return os.path.join(base, written)
 
 
 def real_path(path: str | Path) -> Path:
