@@ -47,6 +47,7 @@ def test_defaults_without_a_file(config):
             "allow_loopback": False,
         },
         "shell": {"approve": "ask", "timeout_s": 120.0, "sandbox": False},
+        "terminal": {"editing": "emacs", "markdown": True, "code_theme": "ansi_dark", "toolbar": True},
     }
 
 

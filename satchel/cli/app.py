@@ -6,12 +6,9 @@ What takes long to import (MLX, the store, the prompt) is imported inside the co
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from typer.exceptions import TyperException
@@ -19,37 +16,20 @@ from typer.exceptions import TyperException
 import satchel.cli.exchange  # noqa: F401  (adds its commands to `sessions`)
 from satchel import __version__
 from satchel.cli.agent import add_to as add_agent
-from satchel.cli.agent import open_desk
+from satchel.cli.ask import add_to as add_ask
+from satchel.cli.bench import benches
+from satchel.cli.doctor import add_to as add_doctor
 from satchel.cli.ingest import add_to as add_ingest
-from satchel.cli.ingest import collect_files
-from satchel.cli.options import (
-    INTERRUPTED,
-    Kv,
-    MaxTokens,
-    Model,
-    NoSave,
-    System,
-    Temperature,
-    at_terminal,
-    chosen_settings,
-    load_manager,
-    open_store,
-    report,
-)
+from satchel.cli.models import models
+from satchel.cli.options import INTERRUPTED
 from satchel.cli.sessions import sessions
 from satchel.cli.share import add_to as add_sharing
 from satchel.cli.store import store
 from satchel.cli.sync import sync
+from satchel.cli.talk import add_to as add_talk
+from satchel.cli.talk import chat
 from satchel.errors import SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize_line
-
-if TYPE_CHECKING:
-    from satchel.cache_store.manifest import Head
-    from satchel.config.settings import Settings
-    from satchel.session import Session, SessionManager
-    from satchel.sync.background import BackgroundSync
-
-STDIN_WAIT_S = 0.2
 
 app = typer.Typer(
     name="satchel",
@@ -58,8 +38,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-models = typer.Typer(help="Fetch models.")
-benches = typer.Typer(help="Measure.")
 app.add_typer(sessions, name="sessions")
 app.add_typer(store, name="store")
 app.add_typer(sync, name="sync")
@@ -131,262 +109,10 @@ def root(
         chat()
 
 
-@app.command()
-def chat(
-    model: Model = None,
-    kv: Kv = None,
-    no_save: NoSave = False,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    system: System = None,
-) -> None:
-    """Start a new talk (also what `satchel` alone does)."""
-    settings = chosen_settings(
-        no_save,
-        model=model,
-        kv_profile=kv,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        system_prompt=system,
-    )
-    manager = load_manager(settings)
-    _talk(manager, manager.new(), settings)
-
-
-@app.command()
-def resume(
-    name: Annotated[
-        str | None, typer.Argument(help="A session's name or id; the latest if not given.")
-    ] = None,
-    model: Model = None,
-    kv: Kv = None,
-    no_save: NoSave = False,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    offline: Annotated[
-        bool, typer.Option("--offline", help="Take it as it is here; don't look in the remote.")
-    ] = False,
-) -> None:
-    """Go on with a stored talk, without reading it again; where sync is set up, from where it is now."""
-    head = open_store().find(name) if offline else _find_up_to_date(name)
-    settings = chosen_settings(
-        no_save,
-        model=model or head.model_name,
-        kv_profile=kv,
-        max_tokens=max_tokens,
-        temperature=temperature,
-    )
-    manager = load_manager(settings)
-    _talk(manager, manager.open(head.session_id, manager.profile if kv else None), settings)
-
-
-@app.command()
-def ask(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="QUESTION", help="The question; a further `-` waits for standard input."),
-    ] = None,
-    files: Annotated[
-        list[str] | None,
-        typer.Option("--file", "-f", metavar="PATH", help="A file, folder or pattern; may be given again."),
-    ] = None,
-    model: Model = None,
-    kv: Kv = None,
-    max_tokens: MaxTokens = None,
-    temperature: Temperature = None,
-    system: System = None,
-) -> None:
-    """Answer one question on standard output. What is piped in is read with it. Nothing is saved.
-
-    Files stand ahead of the question: those of --file, and those named in it as @path.
-    """
-    from satchel.agent.prompts import question_with_input
-
-    words = words or []
-    question = " ".join(word for word in words if word != "-")
-    if not question and "-" not in words and at_terminal():
-        raise UsageError("nothing was asked", 'try: satchel ask "What is the capital of France?"')
-    settings = chosen_settings(
-        no_save=True,
-        model=model,
-        kv_profile=kv,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        system_prompt=system,
-    )
-    wanted = [*(files or ()), *_mentioned(question)]
-    context = collect_files(wanted) if wanted else ()
-    manager = load_manager(settings)
-    # After the model is loaded: whatever writes to the pipe has had that time to start.
-    text = question_with_input(question, _piped_input(wait="-" in words or not question))
-    if not text:
-        raise UsageError("nothing was asked: standard input is empty")
-
-    from satchel.agent.answers import answer
-    from satchel.terminal.render import Renderer
-
-    session = manager.new()
-    if context:
-        from satchel.agent.context import with_files
-
-        session.set_system(with_files(session.system, context))
-    Renderer().turn(answer(session, text, settings, threading.Event()))
-
-
 # In the order of the help.
+add_talk(app)
+add_ask(app)
 add_agent(app)
 add_ingest(app)
 add_sharing(app)
-
-
-@models.command("pull")
-def pull_model(name: Annotated[str, typer.Argument(help="Only `embedded` needs pulling.")]) -> None:
-    """Fetch the embedded model's file into the cache directory."""
-    if name != "embedded":
-        raise UsageError(
-            f"{name!r} cannot be pulled", "only `embedded`; hub models come with --model at first use"
-        )
-    from satchel.engine.embedded import find_embedded_gguf, pull_embedded
-
-    if found := find_embedded_gguf():
-        report("the embedded model is here already")
-        print(sanitize_line(str(found)))
-        return
-    print(sanitize_line(str(pull_embedded(report))))
-
-
-@benches.command("kv")
-def bench_kv(
-    model: Annotated[list[str] | None, typer.Option(help="As elsewhere; may be given again.")] = None,
-    caches: Annotated[
-        list[str] | None, typer.Option(help="KV profiles, or `mlx-lm 4`: with commas, or given again.")
-    ] = None,
-    texts: Annotated[
-        list[str] | None, typer.Option(help="pydoc, gpl, prose, code, chinese, chat; all if not given.")
-    ] = None,
-    tokens: Annotated[int, typer.Option(help="Tokens of each text.")] = 2048,
-    chunk: Annotated[int, typer.Option(help="Tokens read at a time in a text's last quarter.")] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="quality, needle, greedy, speed, storage.")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures there.")
-    ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw KL against bits there.")] = None,
-) -> None:
-    """What KV caches cost in quality, bits and time, against the exact cache."""
-    from satchel.engine.device import preload_blas
-
-    preload_blas()  # works only ahead of the first import of MLX
-    from satchel.terminal import bench
-
-    request = bench.Request(
-        models=model or (),
-        caches=caches or (),
-        texts=texts or (),
-        only=only or (),
-        tokens=tokens,
-        chunk=chunk,
-        json=json_file,
-        plot=plot,
-    )
-    bench.bench_kv(request)
-
-
-@app.command()
-def doctor() -> None:
-    """What this machine computes with, where things are kept, and what would make it faster."""
-    from satchel.config import paths
-    from satchel.engine.device import current_device
-    from satchel.engine.embedded import find_embedded_gguf
-    from satchel.sync.configuration import load_config
-
-    device, remote = current_device(), load_config()
-    facts = {
-        "satchel": f"{__version__} on Python {sys.version.split()[0]}, {sys.platform}",
-        "device": device.kind,
-        "BLAS": f"OpenBLAS ({device.blas})" if device.blas else "MLX's own",
-        "memory": f"{device.memory_bytes / 1e9:.1f} GB",
-        "embedded model": find_embedded_gguf() or "missing: satchel model pull embedded",
-        "settings": paths.config_file(),
-        "sessions": paths.data_dir(),
-        "converted models": paths.cache_dir(),
-        "sync": remote.url if remote else "not set up: satchel sync setup",
-    }
-    for label, value in facts.items():
-        print(f"{label:<17} {sanitize_line(str(value))}")
-    for line in device.advice():
-        print(f"advice: {line}")
-
-
-def _talk(manager: SessionManager, session: Session, settings: Settings) -> None:
-    from satchel.config.paths import data_dir
-    from satchel.terminal.chat import Chat
-    from satchel.terminal.render import Renderer
-
-    renderer = Renderer()
-    desk = open_desk(settings, manager, session)
-    desk.sync = _background_sync()
-    talk = Chat(desk, renderer)
-    if not at_terminal():
-        talk.with_script(sys.stdin)
-        return
-    from satchel.terminal.completion import DeskCompleter
-    from satchel.terminal.person import Person
-    from satchel.terminal.prompt import MessagePrompt
-
-    desk.user = Person(renderer.settle)
-    history = data_dir() / "history" if settings.auto_save else None
-    talk.with_person(MessagePrompt(history, DeskCompleter(desk)))
-
-
-def _mentioned(question: str) -> list[str]:
-    """The paths that `question` names as @path."""
-    if "@" not in question:
-        return []
-    from satchel.agent.context import mentioned
-
-    return mentioned(question, Path.cwd())
-
-
-def _find_up_to_date(name: str | None) -> Head:
-    """The stored session of this name or id, its newest state fetched where sync is set up."""
-    from satchel.sync.configuration import is_configured
-
-    store = open_store()
-    if not is_configured():
-        return store.find(name)
-    from satchel.sync.opening import open_syncer
-    from satchel.sync.resuming import bring_up_to_date
-    from satchel.terminal.render import Renderer
-    from satchel.terminal.transfer import TransferBar
-
-    lines: list[str] = []  # until the bar is gone
-    try:
-        with TransferBar() as progress:
-            return bring_up_to_date(
-                store, name, lambda show: open_syncer(open_store(), show), progress, lines.append
-            )
-    finally:
-        for line in lines:
-            Renderer().notice(line)
-
-
-def _background_sync() -> BackgroundSync | None:
-    """What syncs beside a talk, if sync is set up."""
-    from satchel.sync.configuration import is_configured
-
-    if not is_configured():
-        return None
-    from satchel.sync.background import BackgroundSync
-    from satchel.sync.opening import open_syncer
-
-    return BackgroundSync(lambda: open_syncer(open_store()))
-
-
-def _piped_input(wait: bool) -> str:
-    """What stands on standard input; without `wait`, "" if it is a terminal or nothing comes soon."""
-    if sys.stdin.isatty() and not wait:
-        return ""
-    if not wait and not select.select([sys.stdin], [], [], STDIN_WAIT_S)[0]:
-        report("standard input sent nothing and was not waited for; `-` waits")
-        return ""
-    return sys.stdin.read()
+add_doctor(app)

@@ -32,6 +32,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="A session's name or id.")]
 
 
+def examples(*lines: str) -> str:
+    """What a command's `epilog` is: lines to type, each perhaps with `# what it does` behind it."""
+    return "\n".join(lines)
+
+
 def chosen_settings(no_save: bool = False, **options: object) -> Settings:
     from satchel.config.settings import load_settings
 

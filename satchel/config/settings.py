@@ -64,6 +64,17 @@ class ShellSettings(BaseModel):
     sandbox: bool = False  # no network, and every file read-only but for those of a /tmp of its own
 
 
+class TerminalSettings(BaseModel):
+    """The table `[terminal]`."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    editing: Literal["emacs", "vi"] = "emacs"  # the keys of the chat's prompt
+    markdown: bool = True  # answers on a terminal are drawn, with headings, tables and colours
+    code_theme: str = "ansi_dark"  # colours of code: a Pygments style, or the terminal's own colours
+    toolbar: bool = True  # a line below the prompt: model, context, speed, sync
+
+
 class Settings(BaseModel):
     """Every setting with its default. `max_tokens` and `prefill_step` count tokens."""
 
@@ -88,6 +99,7 @@ class Settings(BaseModel):
     agent: AgentSettings = AgentSettings()
     search: SearchSettings = SearchSettings()
     shell: ShellSettings = ShellSettings()
+    terminal: TerminalSettings = TerminalSettings()
 
     @field_validator("max_store_size")
     @classmethod

@@ -6,7 +6,6 @@ nothing of sessions or models.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -31,6 +30,7 @@ from satchel.agent.events import (
     TurnDone,
 )
 from satchel.terminal.agent_view import DIM, Line, diff_lines, proposal_lines, routed_line, source_lines
+from satchel.terminal.manner import is_plain
 from satchel.terminal.reading_bar import ReadingBar
 from satchel.terminal.sanitize import Sanitizer, sanitize, sanitize_line
 
@@ -45,9 +45,8 @@ class Renderer:
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None) -> None:
         self._out = out or sys.stdout
-        plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") in ("dumb", "unknown")
         self._console = Console(
-            file=err or sys.stderr, color_system=None if plain else "auto", highlight=False
+            file=err or sys.stderr, color_system=None if is_plain() else "auto", highlight=False
         )
         self._interactive = self._out.isatty() and self._console.is_terminal
         self._line_open = False
