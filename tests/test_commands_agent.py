@@ -225,11 +225,20 @@ def test_drop_takes_files_out(desk: Desk, wanted: str, left: list[str]) -> None:
 def test_drop_says_what_it_cannot_take_out(desk: Desk) -> None:
     run(desk, "/add greet.py")
     assert told(run(desk, "/drop greet.py")) == ["dropped greet.py: 20 tokens"]
-    with pytest.raises(UsageError, match=r"there is no greet\.py in the talk"):
+    with pytest.raises(UsageError, match="there are no files in the talk"):
         run(desk, "/drop greet.py")
     desk.session.note(with_files("What is this?", [ContextFile("other.txt", "buy milk\n")]), "A list.")
     with pytest.raises(UsageError, match=r"other\.txt came with a message, and stays in it"):
         run(desk, "/drop other.txt")
+    with pytest.raises(UsageError, match=r"there is no greet\.py in the talk"):
+        run(desk, "/drop greet.py")
+
+
+def test_one_file_that_is_not_there_keeps_the_others_out(desk: Desk) -> None:
+    with pytest.raises(NotFoundError) as caught:
+        run(desk, "/add greet.py missing.py")
+    assert caught.value.one_line() == "there is no file 'missing.py'; none of the others was taken"
+    assert not split_files(desk.session.system)[1]
 
 
 # Changes

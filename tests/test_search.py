@@ -481,7 +481,7 @@ def test_pages_are_read_and_their_best_passages_fill_the_budget(searx, web):
     assert (read.number, read.title, read.url) == (1, "On keepers", web.url("/a"))
     assert any("Ada Thorne" in passage for passage in read.passages)
     assert (gone.number, gone.title, gone.passages) == (2, "Gone", ())
-    assert found.notices == ("127.0.0.1: answered 404", "127.0.0.1: is no page of text")
+    assert found.notices == ("127.0.0.1/gone: answered 404", "127.0.0.1/p: is no page of text")
     assert cost_of(found.sources) <= 150
 
 

@@ -76,7 +76,12 @@ def collect(wanted: Sequence[str], base: Path) -> Collected:
     """
     collector = _Collector(base)
     for each in wanted:
-        collector.add(each)
+        try:
+            collector.add(each)
+        except NotFoundError as err:
+            if len(wanted) > 1:
+                err.hint = "; ".join(filter(None, (err.hint, "none of the others was taken")))
+            raise
     return Collected(tuple(collector.files.values()), tuple(_told(collector.skipped)), dict(collector.places))
 
 

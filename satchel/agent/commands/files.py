@@ -78,6 +78,8 @@ def drop(desk: Desk, argument: str) -> Iterator[Event]:
     session = desk.session
     prompt, files = split_files(session.system)
     wanted = words(argument)
+    if not known_files(session.messages):
+        raise UsageError("there are no files in the talk", "/add puts some there")
     for each in wanted:
         if any(_is_meant(file.path, each) for file in files):
             continue

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from satchel.agent.commands.leaving import leave
-from satchel.agent.commands.listing import local_time
+from satchel.agent.commands.listing import counted, local_time
 from satchel.agent.events import Event, Notice, Output, Quit, Switched
 from satchel.cache_store.manifest import title_of
 from satchel.errors import UsageError
@@ -130,7 +130,7 @@ def _turn_lines(session: Session, abandoned: Sequence[Manifest]) -> Iterator[str
     for number, manifest in enumerate(abandoned, start=1):
         saved = local_time(manifest.created_at)
         last = title_of(manifest.questions[-1]) if manifest.questions else "none"
-        yield f"{-number:>3}  {saved}, {len(manifest.questions)} turns, the last: {last}"
+        yield f"{-number:>3}  {saved}, {counted(len(manifest.questions), 'turn')}, the last: {last}"
 
 
 def quit_talk(desk: Desk, argument: str) -> Iterator[Event]:

@@ -79,7 +79,7 @@ def _search(desk: Desk) -> str:
         return f"{chosen.provider}: not usable: {err.one_line()}"
     if chosen.provider == "ddgs" and find_spec("ddgs") is None:
         return f"{name}: not usable: the package ddgs is not installed"
-    return f"{name} at {chosen.url}" if chosen.url and chosen.provider == "searxng" else name
+    return name
 
 
 def _shell(desk: Desk) -> str:

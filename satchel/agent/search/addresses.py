@@ -52,14 +52,14 @@ def checked_url(url: str | httpx.URL) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except (httpx.InvalidURL, ValueError) as err:  # ValueError: characters that no name may have
-        raise PageError(f"{_shown(url)}: this is no proper address of a page") from err
+        raise PageError(f"{shown(url)}: this is no proper address of a page") from err
     host = host_of(parsed)
     if parsed.scheme not in ("http", "https") or not host or len(str(parsed)) > MAX_URL_CHARS:
-        raise PageError(f"{_shown(url)}: this is no address of a web page")
+        raise PageError(f"{shown(url)}: this is no address of a web page")
     if parsed.userinfo:
-        raise PageError(f"{_shown(host)}: addresses with a name or password in them are not fetched")
+        raise PageError(f"{shown(host)}: addresses with a name or password in them are not fetched")
     if not (_is_address(host) or (_NAME.fullmatch(host) and not _ENDS_IN_NUMBER.fullmatch(host))):
-        raise PageError(f"{_shown(host)}: this is no proper name of a host")
+        raise PageError(f"{shown(host)}: this is no proper name of a host")
     return parsed
 
 
@@ -92,13 +92,13 @@ def allowed_addresses(
     try:
         infos = (resolve or socket.getaddrinfo)(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as err:  # UnicodeError: labels that are empty or too long
-        raise PageError(f"{_shown(host)}: no such host is known") from err
+        raise PageError(f"{shown(host)}: no such host is known") from err
     addresses = list(dict.fromkeys(str(info[4][0]) for info in infos))
     local = allow_loopback and bool(addresses) and all(map(_is_loopback, addresses))
     if not addresses or not (local or all(map(is_public, addresses))):
-        raise PageError(f"{_shown(host)}: this is not a public address")
+        raise PageError(f"{shown(host)}: this is not a public address")
     if not (port in WEB_PORTS or (local and 1024 <= port < 65536)):
-        raise PageError(f"{_shown(host)}: pages at port {port} are not fetched")
+        raise PageError(f"{shown(host)}: pages at port {port} are not fetched")
     return addresses
 
 
@@ -142,6 +142,7 @@ def _is_address(host: str) -> bool:
     return "%" not in host
 
 
-def _shown(text: object) -> str:
+def shown(text: object) -> str:
+    """`text` as it may stand in a line, and no longer than that."""
     line = sanitize_line(str(text))
     return line if len(line) <= _MAX_SHOWN_CHARS else line[: _MAX_SHOWN_CHARS - 1] + "…"

@@ -21,6 +21,7 @@ from satchel.agent.search.addresses import (
     allowed_addresses,
     checked_url,
     host_of,
+    shown,
 )
 from satchel.agent.search.body import ACCEPT_ENCODING, BodyError, read_body
 from satchel.agent.search.watch import Watch
@@ -141,10 +142,10 @@ def _judged(response: httpx.Response, url: httpx.URL, watch: Watch) -> Page | ht
             raise PageError(f"{host}: redirects to no proper address") from err
         return checked_url(target)
     if response.status_code != 200:
-        raise PageError(f"{host}: answered {response.status_code}")
+        raise PageError(f"{shown(host + url.path)}: answered {response.status_code}")
     content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type not in TYPES:
-        raise PageError(f"{host}: is no page of text")
+        raise PageError(f"{shown(host + url.path)}: is no page of text")
     body = read_body(response, max_bytes=MAX_PAGE_BYTES, is_over=lambda: watch.is_over)
     return Page(str(url.copy_with(fragment=None)), content_type, response.charset_encoding or "", body)
 
