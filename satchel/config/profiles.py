@@ -197,7 +197,9 @@ def _base_profile(name: str) -> Profile:
         keys, plus, values = name.partition("+")
         return Profile(name, CodecSpec.parse(keys), CodecSpec.parse(values if plus else _partner(keys)))
     except ValueError as err:
-        reason = f" ({err})"
+        why = str(err).partition("; known are ")[0]  # they are listed below
+        if why != f"no codec is called {name!r}":
+            reason = f" ({why})"
     raise UsageError(
         f"no KV profile is called {name[:80]!r}{reason}",
         f"known are {', '.join(PROFILES)}; k<bits>v<bits> with bits of 2, 3, 4, 8 or 16 (exact); and codecs: "

@@ -6,119 +6,74 @@ A setting's key has a dot where it stands in a table of the file: `sync.auto` is
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ValidationError
 
-from satchel.config import paths
-from satchel.config.profiles import DEFAULT_PROFILE, get_profile
-from satchel.config.units import parse_size
-from satchel.errors import UsageError
-from satchel.files import atomic_write
+from satchel.config import paths, settings_file
+from satchel.config.complaints import ENVIRONMENT, TYPED, near, placed, unknown_key, usage_error
+from satchel.config.fields import allowed, field_of, flat, nested, open_tables, setting_keys, split_key
+from satchel.config.known import SearchSettings as SearchSettings
+from satchel.config.known import Settings
+from satchel.config.secret_words import refuse_secrets
+from satchel.errors import NotFoundError, UsageError
+from satchel.sanitize import encodable
 
 ENV_PREFIX = "SATCHEL_"
 
+# Variables of ours that are no settings: names, or what they begin with.
+OTHER_VARIABLES = (
+    "HOME",
+    "CONFIG",
+    "CACHE",
+    "QUIET",
+    "DEBUG",
+    "PASSPHRASE",
+    "RECOVERY_WORDS",
+    "S3_",
+    "TEST_",
+    "SHELL_CWD",
+)
+# Options that are not called as their setting is.
+OTHER_OPTIONS = {
+    "kv_profile": "kv",
+    "system_prompt": "system",
+    "search.results": "results",
+    "search.provider": "provider",
+    "shell.timeout_s": "timeout",
+}
 
-class SyncSettings(BaseModel):
-    """The table `[sync]`."""
+# So like a setting's must an unknown variable of ours be to be a setting spelt wrong.
+LIKENESS = 0.8
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    auto: bool = False  # sync in the background after each turn
-
-
-class AgentSettings(BaseModel):
-    """The table `[agent]`."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    routing: bool = True  # take a person's messages for searches and commands, too
-    when_unsure: Literal["chat", "ask"] = "chat"  # what an unsure decision becomes in the chat of a person
-    compact_at: Annotated[float, Field(gt=0, le=1)] = 0.85  # of the context: above it, compacting is offered
-    answer_share: Annotated[float, Field(gt=0, lt=1)] = 0.25  # of the context for what a page or command says
-
-
-class SearchSettings(BaseModel):
-    """The table `[search]`."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    provider: Literal["ddgs", "searxng"] = "ddgs"
-    url: str = ""  # of the SearXNG server
-    results: Annotated[int, Field(ge=1, le=20)] = 5  # pages that an answer rests on
-    timeout_s: Annotated[float, Field(gt=0, le=120, allow_inf_nan=False)] = 10.0  # for each answer
-    allow_loopback: bool = False  # fetch pages of this machine as well; for tests
+Origin = Literal["default", "file", "environment"]
 
 
-class ShellSettings(BaseModel):
-    """The table `[shell]`."""
+@dataclass(frozen=True, slots=True)
+class SettingInForce:
+    """A setting as it is.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    Attributes:
+        key: such as `sync.auto`.
+        value: None where it is not set.
+        origin: where its value comes from.
+        default: None where it has none.
+        meaning: one line.
+        allowed: what may be its value, in words.
+        variable: its name in the environment; "" if it has none.
+    """
 
-    approve: Literal["ask", "read-only"] = "ask"  # read-only: commands that only read run without asking
-    timeout_s: Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)] = 120.0
-    sandbox: bool = False  # no network, and every file read-only but for those of a /tmp of its own
-
-
-class TerminalSettings(BaseModel):
-    """The table `[terminal]`."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    editing: Literal["emacs", "vi"] = "emacs"  # the keys of the chat's prompt
-    markdown: bool = True  # answers on a terminal are drawn, with headings, tables and colours
-    code_theme: str = "ansi_dark"  # colours of code: a Pygments style, or the terminal's own colours
-    toolbar: bool = True  # a line below the prompt: model, context, speed, sync
-
-
-class Settings(BaseModel):
-    """Every setting with its default. `max_tokens` and `prefill_step` count tokens."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-    model: Annotated[str, Field(min_length=1)] = "embedded"
-    kv_profile: str = DEFAULT_PROFILE
-    max_tokens: Annotated[int, Field(ge=1)] = 1024
-    # None: as the model's makers recommend
-    temperature: Annotated[float, Field(ge=0, le=5, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 64)] | None = None  # MLX's are 64 bits wide
-    system_prompt: str = ""  # empty: what the model's chat template says by itself
-    auto_save: bool = True
-    prefill_step: Annotated[int, Field(ge=1)] = 512
-    # Such as 20GB; above it, the sessions used least recently keep their words alone
-    max_store_size: str = ""
-    share_prefixes: bool = True  # load what another session has read of the same beginning
-    # Blocks of 256 tokens between two stored states of the layers that cannot go back; 0: none are stored
-    checkpoint_blocks: Annotated[int, Field(ge=0, lt=1 << 20)] = 16
-    sync: SyncSettings = SyncSettings()
-    agent: AgentSettings = AgentSettings()
-    search: SearchSettings = SearchSettings()
-    shell: ShellSettings = ShellSettings()
-    terminal: TerminalSettings = TerminalSettings()
-
-    @field_validator("max_store_size")
-    @classmethod
-    def _is_a_size(cls, size: str) -> str:
-        try:
-            parse_size(size or "0")
-        except UsageError as err:  # as pydantic wants it, to name the setting and where it stands
-            raise ValueError(err.hint) from err
-        return size
-
-    @property
-    def max_store_bytes(self) -> int | None:
-        return parse_size(self.max_store_size) if self.max_store_size else None
-
-    @field_validator("kv_profile")
-    @classmethod
-    def _is_a_profile(cls, name: str) -> str:
-        get_profile(name)
-        return name
+    key: str
+    value: bool | int | float | str | None
+    origin: Origin
+    default: bool | int | float | str | None
+    meaning: str
+    allowed: str
+    variable: str
 
 
 def load_settings(overrides: Mapping[str, object | None] | None = None) -> Settings:
@@ -128,8 +83,38 @@ def load_settings(overrides: Mapping[str, object | None] | None = None) -> Setti
         UsageError: an unknown key or a wrong value; the message says where it stands and what is right.
     """
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
-    chosen = _from_file() | _from_environment() | _checked(_nested(given), "options")
-    return Settings.model_validate(_nested(chosen))
+    chosen = _from_file() | _from_environment() | _checked(nested(Settings, given), TYPED, name=_option)
+    return Settings.model_validate(nested(Settings, chosen))
+
+
+def settings_in_force() -> list[SettingInForce]:
+    """Every setting, in the order of the documentation, with where it comes from and what it means.
+
+    Raises:
+        UsageError: as `load_settings`.
+    """
+    in_file, in_environment = _from_file(), _from_environment()
+    entries = [key for key in in_file if key.split(".")[0] in open_tables(Settings)]
+    return [_in_force(key, in_file, in_environment) for key in (*setting_keys(Settings), *sorted(entries))]
+
+
+def known_keys() -> list[str]:
+    """The keys of all settings but of those in tables whose names users choose."""
+    return list(setting_keys(Settings))
+
+
+def variable(key: str) -> str:
+    """A setting's name in the environment; "" if it has none."""
+    return "" if key.split(".")[0] in open_tables(Settings) else ENV_PREFIX + key.upper().replace(".", "_")
+
+
+def stray_variables() -> list[str]:
+    """Variables of the environment that begin as ours do and mean nothing."""
+    ours = {variable(key) for key in setting_keys(Settings)}
+    tables = tuple(ENV_PREFIX + name.upper() for name in Settings.model_fields)
+    found = [name for name in os.environ if name.startswith(ENV_PREFIX) and name not in ours]
+    others = tuple(ENV_PREFIX + name for name in OTHER_VARIABLES)
+    return sorted(name for name in found if not name.startswith(others) and name not in tables)
 
 
 def set_in_file(key: str, value: bool | int | float | str) -> None:
@@ -137,131 +122,176 @@ def set_in_file(key: str, value: bool | int | float | str) -> None:
 
     Raises:
         UsageError: no such key, a wrong value, or the file is wrong already; nothing has changed.
-        SatchelError: the disk refused; nothing has changed.
+        SatchelError: the file is read-only, or the disk refused; nothing has changed.
     """
-    import tomlkit
-
-    _checked(_nested({key: value}), "options")
+    _checked(nested(Settings, {key: value}), TYPED, may_hold_secrets=False)
     _from_file()
-    document = tomlkit.parse(_file_text())
-    table: Any = document
-    *tables, name = key.split(".")
-    for each in tables:
-        table = table.setdefault(each, tomlkit.table())
-    table[name] = value
-    # A link, such as into a folder of dot files, stays one.
-    atomic_write(paths.config_file().resolve(), tomlkit.dumps(document).encode())
 
+    def edit(document: Any) -> None:
+        import tomlkit
 
-# Settings by their dotted keys
-
-
-def _keys(model: type[BaseModel] = Settings, prefix: str = "") -> Iterator[str]:
-    """Every setting's key."""
-    for name in model.model_fields:
-        table = _table(model, name)
-        yield from [prefix + name] if table is None else _keys(table, f"{prefix}{name}.")
-
-
-def _table(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """The fields of the table `name`, if it is one."""
-    field = model.model_fields.get(name)
-    kind = field.annotation if field else None
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def _nested(settings: Mapping[str, object]) -> dict[str, object]:
-    """As tables."""
-    nested: dict[str, object] = {}
-    for key, value in settings.items():
-        table: Any = nested
-        *tables, name = key.split(".")
+        if found := settings_file.locate(document, key):
+            table, name = found
+            table[name] = value
+            return
+        table = document
+        *tables, name = split_key(Settings, key)
         for each in tables:
-            table = table.setdefault(each, {})
+            table = table.setdefault(each, tomlkit.table())
         table[name] = value
-    return nested
+
+    def check(before: settings_file.Tables, after: settings_file.Tables) -> None:
+        if _checked_file(after) != _checked_file(before) | {key: value}:
+            raise settings_file.cannot_change()
+
+    settings_file.change(edit, check)
 
 
-def _flat(tables: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """By key, so that one source's settings replace another's one by one."""
-    flat: dict[str, object] = {}
-    for name, value in tables.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {prefix + name: value}
-    return flat
+def set_text_in_file(key: str, text: str) -> SettingInForce:
+    """As `set_in_file`, with the value as one types it: `0.3`, `true`, `20GB`.
+
+    Returns:
+        The setting in force, which one in the environment decides all the same.
+
+    Raises:
+        UsageError, SatchelError: as `set_in_file`.
+    """
+    refuse_secrets({key: text}, set(setting_keys(Settings)), TYPED)
+    if text != encodable(text):  # bytes of another encoding than the locale's
+        raise UsageError(f"{key} is not UTF-8", "type it in a terminal, and with a locale, of UTF-8")
+    given = nested(Settings, {key: text})
+    try:
+        chosen = flat(Settings.model_validate_strings(given, strict=False).model_dump(exclude_unset=True))
+    except ValidationError as err:
+        raise usage_error(err, Settings, TYPED) from err
+    value: Any = chosen[key]
+    if isinstance(value, float) and value.is_integer() and re.fullmatch(r"[+-]?\d{1,15}", text.strip()):
+        value = int(value)  # stays as it was typed
+    set_in_file(key, value)
+    return _in_force(key, _from_file(), _from_environment())
+
+
+def unset_in_file(key: str) -> bool:
+    """Take a setting, be it an unknown one, out of the settings file; whether it stood there.
+
+    Raises:
+        UsageError: there is no such setting, nor does the file have it; or the file is no TOML.
+        SatchelError: the file is read-only, or the disk refused; nothing has changed.
+    """
+    if settings_file.locate(settings_file.parse(settings_file.read_text()), key) is None:
+        if field_of(Settings, key) is None:
+            raise unknown_key(Settings, key, TYPED)
+        return False
+
+    def edit(document: Any) -> None:
+        found = settings_file.locate(document, key)
+        if found is not None:  # else another process was faster
+            table, name = found
+            del table[name]
+
+    settings_file.change(edit, lambda before, after: None)
+    return True
+
+
+def setting(key: str) -> list[SettingInForce]:
+    """The setting `key`, or those of the table `key`.
+
+    Raises:
+        NotFoundError: a name that `[models]` does not have.
+        UsageError: there is no such setting; or as `load_settings`.
+    """
+    found = [each for each in settings_in_force() if each.key == key or each.key.startswith(f"{key}.")]
+    if not found and field_of(Settings, key) is None:
+        raise unknown_key(Settings, key, TYPED)
+    if not found and key not in open_tables(Settings):
+        raise NotFoundError(f"the settings have no {key}", f"`satchel config set {key} VALUE` adds it")
+    return found
+
+
+def check_text(text: str) -> None:
+    """Whether `text` would be right as the settings file.
+
+    Raises:
+        UsageError: it is not; says what is wrong.
+    """
+    _checked_file(settings_file.parse(text))
+
+
+def _in_force(
+    key: str, in_file: Mapping[str, object], in_environment: Mapping[str, object]
+) -> SettingInForce:
+    field = field_of(Settings, key)
+    assert field is not None
+    is_entry = key.split(".")[0] in open_tables(Settings)
+    default: Any = None if is_entry else field.default
+    value, origin = default, "default"
+    for source, name in ((in_file, "file"), (in_environment, "environment")):
+        if key in source:
+            value, origin = source[key], name
+    return SettingInForce(
+        key=key,
+        value=value,
+        origin=origin,  # type: ignore[arg-type]
+        default=default,
+        meaning=field.description or "",
+        allowed=allowed(field),
+        variable=variable(key),
+    )
 
 
 # Sources, each as settings by key
 
 
 def _from_file() -> dict[str, object]:
-    path = paths.config_file()
-    try:
-        table = tomllib.loads(_file_text())
-    except (ValueError, RecursionError) as err:  # bytes, syntax, huge integers; deep nesting
-        raise UsageError(f"{path} is not valid TOML: {err}") from err
-    return _checked(table, str(path))
+    return _checked_file(settings_file.parse(settings_file.read_text()))
 
 
-def _file_text() -> str:
-    """What stands in the settings file; "" if there is none. Its line ends stay as they are.
-
-    Raises:
-        ValueError: it is not UTF-8.
-        UsageError: it cannot be read.
-    """
-    path = paths.config_file()
-    try:
-        return path.read_bytes().decode("utf-8")
-    except FileNotFoundError:
-        return ""
-    except OSError as err:
-        raise UsageError(f"{path} cannot be read: {err.strerror}") from err
+def _checked_file(tables: Mapping[str, object]) -> dict[str, object]:
+    return _checked(tables, str(paths.config_file()), may_hold_secrets=False)
 
 
 def _from_environment() -> dict[str, object]:
     """The settings named in the environment, e.g. `SATCHEL_MAX_TOKENS`; an empty value is none."""
-    texts = {key: os.environ.get(_variable(key), "") for key in _keys()}
-    texts = {key: text for key, text in texts.items() if text}
+    keys = {variable(key): key for key in setting_keys(Settings)}
+    for name in stray_variables():
+        if found := near(
+            name.removeprefix(ENV_PREFIX).upper(), [each.removeprefix(ENV_PREFIX) for each in keys], LIKENESS
+        ):
+            raise UsageError(
+                f"{ENVIRONMENT}: there is no setting {name!r}", f"did you mean {ENV_PREFIX}{found}?"
+            )
+    texts = {key: text for name, key in keys.items() if (text := os.environ.get(name, ""))}
     try:
-        chosen = Settings.model_validate_strings(_nested(texts), strict=False)
+        chosen = Settings.model_validate_strings(nested(Settings, texts), strict=False)
     except ValidationError as err:
-        raise _usage_error(err, "environment", name=_variable) from err
-    return _flat(chosen.model_dump(exclude_unset=True))
+        raise usage_error(err, Settings, ENVIRONMENT, name=variable) from err
+    except UsageError as err:
+        raise _placed(err, ENVIRONMENT) from err
+    return flat(chosen.model_dump(exclude_unset=True))
 
 
-def _variable(key: str) -> str:
-    return ENV_PREFIX + key.upper().replace(".", "_")
+def _option(key: str) -> str:
+    """The option that gives a setting on the command line."""
+    return f"--{OTHER_OPTIONS.get(key, key.replace('_', '-'))}"
 
 
-def _checked(tables: Mapping[str, object], source: str) -> dict[str, object]:
+def _checked(
+    tables: Mapping[str, object],
+    source: str,
+    *,
+    may_hold_secrets: bool = True,
+    name: Callable[[str], str] = str,
+) -> dict[str, object]:
+    if not may_hold_secrets:
+        refuse_secrets(flat(tables), set(setting_keys(Settings)), source)
     try:
-        return _flat(Settings.model_validate(tables).model_dump(exclude_unset=True))
+        return flat(Settings.model_validate(tables).model_dump(exclude_unset=True))
     except ValidationError as err:
-        raise _usage_error(err, source) from err
+        raise usage_error(err, Settings, source, name) from err
+    except UsageError as err:
+        raise _placed(err, source) from err
 
 
-def _usage_error(err: ValidationError, source: str, name: Callable[[str], str] = str) -> UsageError:
-    """The first complaint as one line."""
-    first = err.errors(include_url=False)[0]
-    model: type[BaseModel] = Settings
-    path = list(map(str, first["loc"]))
-    tables = []
-    while len(path) > 1 and (inner := _table(model, path[0])):
-        tables.append(path.pop(0))
-        model = inner
-    key, *known = (".".join([*tables, field]) for field in (path[0], *model.model_fields))
-    if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-        return UsageError(f"{source}: there is no setting {key!r}", hint)
-    if table := _table(model, path[0]):
-        hint = f"it is a table: write [{key}] and {', '.join(table.model_fields)} below it"
-        return UsageError(f"{source}: {name(key)} is {_shown(first['input'])}", hint)
-    return UsageError(f"{source}: {name(key)} is {_shown(first['input'])}", first["msg"])
-
-
-def _shown(value: object) -> str:
-    try:
-        return repr(value)
-    except ValueError:  # TOML's hexadecimal integers may be longer than Python prints
-        return "a number of thousands of digits"
+def _placed(err: UsageError, source: str) -> UsageError:
+    """A complaint of a KV profile's, with where it stands."""
+    return UsageError(f"{placed(source)}{err}", err.hint)
