@@ -262,7 +262,8 @@ def test_a_damaged_tokenizer(folder: Path) -> None:
 def test_a_file_that_is_no_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SATCHEL_CACHE", str(tmp_path / "cache"))
     (tmp_path / "notes.txt").write_text("hello")
-    assert refusal(str(tmp_path / "notes.txt"), DamagedError) == "notes.txt is not a GGUF file"
+    line = refusal(str(tmp_path / "notes.txt"), DamagedError)
+    assert line.startswith("notes.txt is not a GGUF file; name `embedded`, ")
 
 
 # --- the embedded file -------------------------------------------------------------------------------------

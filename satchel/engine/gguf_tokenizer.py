@@ -6,7 +6,7 @@ Two kinds exist: byte-level BPE with its merges (`tokenizer.ggml.model = gpt2`) 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
@@ -71,7 +71,7 @@ def stop_token_ids(metadata: dict[str, Any]) -> list[int]:
     tokens, types = _vocabulary(metadata)
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
     known = [i for i, token in enumerate(tokens) if types[i] == CONTROL and token in END_OF_TURN]
-    return sorted({i for i in named if i is not None} | set(known))
+    return sorted({i for i in named if _is_int(i)} | set(known))
 
 
 def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -83,16 +83,21 @@ def tokenizer_config(metadata: dict[str, Any]) -> dict[str, Any]:
     for role, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         if f"tokenizer.ggml.{key}_token_id" in metadata:
             config[f"{role}_token"] = _token(metadata, key)
-    if template := metadata.get("tokenizer.chat_template"):
+    template = metadata.get("tokenizer.chat_template")
+    if isinstance(template, str) and template:
         config["chat_template"] = template
     return config
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return type(value) is int
 
 
 def _vocabulary(metadata: dict[str, Any]) -> tuple[list[str], list[int]]:
     """Tokens and their types by id."""
     tokens = _strings(metadata, "tokens")
     types = metadata.get("tokenizer.ggml.token_type")
-    if not isinstance(types, list) or len(types) != len(tokens):
+    if not isinstance(types, list) or [type(each) for each in types] != [int] * len(tokens):
         raise DamagedError("the GGUF file's vocabulary has not one type for each token")
     return tokens, types
 
@@ -107,7 +112,7 @@ def _strings(metadata: dict[str, Any], name: str) -> list[str]:
 def _token(metadata: dict[str, Any], role: str) -> str:
     tokens, _ = _vocabulary(metadata)
     index = metadata.get(f"tokenizer.ggml.{role}_token_id")
-    if not isinstance(index, int) or not 0 <= index < len(tokens):
+    if not _is_int(index) or not 0 <= index < len(tokens):
         raise DamagedError(f"the GGUF file's {role} token is {index!r}, not an id of its vocabulary")
     return str(tokens[index])
 
@@ -120,9 +125,10 @@ def _adds_bos(metadata: dict[str, Any]) -> bool:
 
 def _pre_tokenizer_name(metadata: dict[str, Any]) -> str:
     name = metadata.get("tokenizer.ggml.pre", "default")
-    if name not in PRE_TOKENIZERS:
+    if not isinstance(name, str) or name not in PRE_TOKENIZERS:
         raise UsageError(
-            f"the GGUF file's pre-tokenizer is {name!r}", f"supported are {', '.join(PRE_TOKENIZERS)}"
+            f"the GGUF file's pre-tokenizer is {str(name)[:40]!r}",
+            f"supported are {', '.join(PRE_TOKENIZERS)}",
         )
     return PRE_TOKENIZERS[name]
 
@@ -157,7 +163,7 @@ def _split_then_bytes(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
     scores = metadata.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or [type(each) for each in scores] != [float] * len(tokens):
         raise DamagedError("the GGUF file's tokenizer has not one score for each token")
     unknown = next((token for token, kind in zip(tokens, types, strict=True) if kind == UNKNOWN), None)
     if unknown is None and "tokenizer.ggml.unknown_token_id" in metadata:

@@ -261,16 +261,19 @@ class KVFactory:
     @cached_property
     def _seen_exact(self) -> list[Any]:
         caches = make_prompt_cache(self.model)
-        mx.eval(self.model(PROBE, cache=caches))
+        self.model(PROBE, cache=caches)  # never evaluated: shapes and dtypes are all that is asked of them
         return caches
 
     @cached_property
     def _seen_compressed(self) -> list[Any] | None:
-        """Compressed caches after two tokens, or None where the model's attention did not run in them."""
+        """Compressed caches after three tokens, or None where the model's attention did not run in them.
+
+        Nothing is evaluated: which way attention takes shows when the graph is built.
+        """
         caches = self.compressed(PROFILES["turbo4"])
         try:
-            mx.eval(self.model(PROBE, cache=caches))
-            mx.eval(self.model(PROBE[:, :1], cache=caches))  # some attend otherwise to a single token
+            self.model(PROBE, cache=caches)
+            self.model(PROBE[:, :1], cache=caches)  # some attend otherwise to a single token
         except (TypeError, AttributeError, ValueError):  # it used the cache's answer as arrays
             return None
         ours = [cache for cache in caches if isinstance(cache, TurboQuantKVCache)]
