@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import zstandard
+from golden import reader
 
+from satchel.cache_store.figures import TurnFigures, figures_until
 from satchel.cache_store.manifest import (
     BlockRef,
     Head,
@@ -27,6 +29,37 @@ from satchel.errors import DamagedError, UsageError, VersionError
 GOLDEN = Path(__file__).parent / "golden"
 SESSION = "0123456789abcdef" * 2
 WHEN = datetime(2026, 11, 28, 12, 30, tzinfo=UTC)
+
+
+TALK = (
+    Message(role="system", content="Be brief."),
+    Message(role="user", content="Hello"),
+    Message(role="assistant", content="Hi"),
+    Message(role="user", content="Again"),
+    Message(role="assistant", content="Hi"),
+)
+FIGURES = (
+    TurnFigures(
+        turn=1,
+        tokens=600,
+        held_bytes=5_000_000,
+        exact_bytes=18_000_000,
+        read_tokens=512,
+        read_ms=4000,
+        written_tokens=81,
+        write_ms=10_000,
+    ),
+    TurnFigures(
+        turn=2,
+        tokens=601,
+        held_bytes=5_000_100,
+        exact_bytes=18_000_200,
+        read_tokens=1,
+        read_ms=0,
+        written_tokens=1,
+        write_ms=0,
+    ),
+)
 
 
 def make_manifest(**changes: Any) -> Manifest:
@@ -67,6 +100,44 @@ def test_the_golden_manifest_of_an_archive_decodes_for_ever() -> None:
     manifest = decode_manifest((GOLDEN / "manifest-2.zst").read_bytes())
     assert manifest == make_manifest(profile_name="turbo2,raised=0.7", archived_from="turbo4,window=256")
     assert manifest.archive_note == "archived from turbo4,window=256: lossy"
+
+
+def test_the_golden_manifest_with_figures_decodes_for_ever() -> None:
+    data = (GOLDEN / "manifest-3.zst").read_bytes()
+    figures = decode_manifest(data).figures
+    assert decode_manifest(data) == make_manifest(messages=TALK, figures=FIGURES)
+    assert reader.decode_manifest(data)["figures"] == [each.model_dump() for each in FIGURES]
+    assert (figures[0].prefill_tps, figures[0].decode_tps) == (128.0, 8.0)
+    assert (figures[1].prefill_tps, figures[1].decode_tps) == (0.0, 0.0)
+
+
+def test_figures_are_left_out_where_there_are_none() -> None:
+    """So that earlier versions read the manifest."""
+    assert "figures" not in make_manifest().stored()
+
+
+@pytest.mark.parametrize("turns", [(2, 1), (1, 1), (1, 3), (0, 1)])
+def test_figures_of_turns_that_are_not_there_are_damage(turns: tuple[int, ...]) -> None:
+    listed = [FIGURES[0].model_dump() | {"turn": turn} for turn in turns]
+    fields = make_manifest(messages=TALK).model_dump(mode="json") | {"figures": listed}
+    with pytest.raises(DamagedError, match="its content is wrong"):
+        decode_manifest(zstandard.compress(json.dumps(fields).encode()))
+
+
+@pytest.mark.parametrize("changes", [{"read_ms": -1}, {"write_ms": 1.5}, {"tokens": 1 << 53}])
+def test_figures_are_counts(changes: dict[str, Any]) -> None:
+    listed = [FIGURES[0].model_dump() | changes]
+    fields = make_manifest().model_dump(mode="json") | {"figures": listed}
+    with pytest.raises(DamagedError, match="its content is wrong"):
+        decode_manifest(zstandard.compress(json.dumps(fields).encode()))
+
+
+def test_the_newest_figures_are_kept_and_those_that_are_gone_back_from_are_not() -> None:
+    many = [FIGURES[0].model_copy(update={"turn": turn}) for turn in range(1, 1001)]
+    kept = figures_until(many, 600)
+    assert [each.turn for each in kept] == list(range(89, 601))
+    words = make_manifest(messages=TALK, figures=FIGURES).words_alone()
+    assert words.figures == FIGURES
 
 
 def test_bytes_that_are_not_text_do_not_stop_a_save() -> None:

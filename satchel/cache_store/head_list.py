@@ -63,8 +63,9 @@ def find_session_id(index: StoreIndex, wanted: str | None) -> str:
         raise _damaged(faults, f" called {wanted!r}")
     if not index.count():
         raise NotFoundError("no session is saved yet")
-    near = index.names_near(name_key(wanted))
-    raise NotFoundError(f"no session is called {wanted!r}", f"near it are {', '.join(near)}" if near else "")
+    near = [repr(each) for each in index.names_near(name_key(wanted))]
+    meant = f"did you mean {' or '.join(filter(None, (', '.join(near[:-1]), near[-1])))}? " if near else ""
+    raise NotFoundError(f"no session is called {wanted!r}", f"{meant}`satchel sessions list` shows all")
 
 
 def _of_id(index: StoreIndex, wanted: str) -> str | None:

@@ -84,11 +84,19 @@ class Pruned:
     faults: tuple[str, ...] = ()
 
 
-def collect(store: LocalStore, grace_s: float = GRACE_S, dry_run: bool = False) -> Collected:
+def collect(
+    store: LocalStore,
+    grace_s: float = GRACE_S,
+    dry_run: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Collected:
     """Delete what no session refers to, temporaries and what was set aside, if older than `grace_s` seconds.
 
     Nothing is deleted while a head or a current manifest cannot be read, for what it needs is not known; nor
     are directories and files that are not the store's.
+
+    Args:
+        progress: is told of how many files, and of how many there are to delete, now and then.
 
     Raises:
         SatchelError: a directory of the store cannot be listed, or others hold the lock.
@@ -120,6 +128,8 @@ def collect(store: LocalStore, grace_s: float = GRACE_S, dry_run: bool = False) 
                     refused += 1
                 else:
                     deleted.append(file)
+        if progress:
+            progress(min(start + BATCH, len(unused)), len(unused))
     done = _collected(deleted, refused, tuple(uses.faults.values()))
     return replace(done, younger_bytes=younger)
 

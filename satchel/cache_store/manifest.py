@@ -14,6 +14,7 @@ from pydantic import AfterValidator, AwareDatetime, Field, model_validator
 from pydantic_core import from_json
 
 from satchel.cache_store import frame
+from satchel.cache_store.figures import MAX_FIGURES, Count, TurnFigures, check_figures
 from satchel.cache_store.names import name_fault
 from satchel.cache_store.record import JsonObject, Record
 from satchel.cache_store.snapshot import canonical_json
@@ -44,7 +45,6 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 SessionId = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 SessionName = Annotated[str, AfterValidator(_check_name)]
 Time = Annotated[AwareDatetime, AfterValidator(_check_time), Field(strict=False)]
-Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 
 
 class Message(Record):
@@ -102,6 +102,7 @@ class Manifest(Archivable):
     `tail` is None when only the transcript was saved. `abandoned` are ids of manifests of the same session
     whose words are not the beginning of this one's, such as what followed the turn that the user went back
     to; the newest is last. `foreign`: the state came with a file from elsewhere, and is not for others.
+    `figures` are those of its turns, as far as they are known.
     """
 
     format_version: Literal[1] = 1
@@ -119,6 +120,7 @@ class Manifest(Archivable):
     token_count: Count
     foreign: bool = False
     abandoned: Annotated[tuple[Sha256, ...], Field(max_length=MAX_ABANDONED, strict=False)] = ()
+    figures: Annotated[tuple[TurnFigures, ...], Field(max_length=MAX_FIGURES, strict=False)] = ()
 
     @model_validator(mode="after")
     def _check_ranges(self) -> Self:
@@ -132,6 +134,7 @@ class Manifest(Archivable):
             raise ValueError(f"the first block starts at token {refs[0].start}")
         if self.token_count != (refs[-1].stop if refs else 0):
             raise ValueError(f"{self.token_count} tokens are counted and the blocks hold another number")
+        check_figures(self.figures, len(self.questions))
         return self
 
     @property

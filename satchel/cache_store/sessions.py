@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from satchel.cache_store.block import TOKENS, Kind, decode_object, encode_object
+from satchel.cache_store.figures import TurnFigures
 from satchel.cache_store.local import LocalStore, next_generation
 from satchel.cache_store.manifest import MAX_ABANDONED, BlockRef, Head, Manifest, Message, TailRef
 from satchel.cache_store.names import validate_name
@@ -71,6 +72,7 @@ def save_snapshot(
     fork: bool = False,
     archived_from: str | None = None,
     foreign: bool = False,
+    figures: Sequence[TurnFigures] = (),
     drop_base_state: bool = False,
 ) -> Saved:
     """Save the next generation of a session: new blocks, then the tail, the manifest, and the head.
@@ -84,6 +86,7 @@ def save_snapshot(
         fork: begin another session with `base`'s history, and leave `base`'s own as it is.
         archived_from: the KV profile that the state had before it was encoded to fewer bits, if it was.
         foreign: the state came with a file from elsewhere, and is not for other sessions.
+        figures: of the turns of `messages`.
         drop_base_state: keep `base`'s words alone as the generation before, so that nothing of this session
             refers to `base`'s state any more. What that was is left to `maintenance.delete_unused`.
 
@@ -120,6 +123,7 @@ def save_snapshot(
             tail=tail,
             token_count=snapshot.stop,
             abandoned=_abandoned(store, continued, messages, drop_base_state) if continued else (),
+            figures=tuple(figures),
         )
         head = store.commit(manifest, expected=continued.head.manifest if continued else None)
         if not drop_base_state:

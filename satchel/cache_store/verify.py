@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import repeat
@@ -62,21 +62,27 @@ class Verified:
     faults: tuple[Fault, ...]
 
 
-def verify(store: LocalStore, read_data: bool = False) -> Verified:
+def verify(
+    store: LocalStore, read_data: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Verified:
     """Check every head, the manifests that it leads to, and that their objects are there in the right length.
 
     A parent that is missing is no fault: it is deleted two saves later.
 
     Args:
         read_data: read every object, too: its SHA-256, its content, and its place in the chain.
+        progress: is told of how many sessions, and of how many there are, after each.
 
     Raises:
         SatchelError: the heads cannot be listed.
     """
-    sessions = sorted(head_marks(store))
+    sessions, faults = sorted(head_marks(store)), []
     with ThreadPoolExecutor(_WORKERS) as pool:
         run = _Run(store, read_data, pool)
-        faults = [fault for session_id in sessions for fault in run.session(session_id)]
+        for number, session_id in enumerate(sessions, 1):
+            faults += run.session(session_id)
+            if progress:
+                progress(number, len(sessions))
     return Verified(len(sessions), len(run.manifests), len(run.objects), tuple(faults))
 
 

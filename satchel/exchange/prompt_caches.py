@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from satchel.cache_store.manifest import Message
@@ -92,18 +93,24 @@ def import_prompt_cache(
         ids = find_token_ids(model, source)
     else:
         check_token_ids(model, source, ids)
-    names = {"model_name": model.name, "profile_name": state.profile.name}
-    wanted, decode = Wanted(name, (path.stem,)), model.tokenizer.decode
+    decode = model.tokenizer.decode
+    save = partial(
+        save_new,
+        manager.store,
+        Wanted(name, (path.stem,)),
+        model_name=model.name,
+        profile_name=state.profile.name,
+    )
     text = decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     messages = parse_messages(model.tokenizer, text)
     if messages is None:
         whole = Message(role="user", content=decode(ids, skip_special_tokens=True))
-        made = save_new(manager.store, wanted, [whole], None, **names)
+        made = save([whole], None)
         notice = "its text is not a talk as this model has them: it is one message now, to be read again"
         return Imported(made.name, made.messages, 0, (notice,))
     fill(state, source, manager.settings.prefill_step)
     snapshot = Context(state, ids).snapshot(manager.identity(state), 0)
-    made = save_new(manager.store, wanted, messages, snapshot, **names)
+    made = save(messages, snapshot)
     again = len(ids) - _shared(model, messages, ids)
     notices = (f"{again} of {len(ids)} tokens will be read again",) if again > FEW_TOKENS else ()
     return Imported(made.name, made.messages, made.tokens, notices)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from satchel.cache_store.figures import TurnFigures
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import Manifest, Message
 from satchel.cache_store.names import MAX_LENGTH, name_fault, validate_name
@@ -92,6 +93,7 @@ def save_copy(
             model_name=model or manifest.model_name,
             profile_name=manifest.profile_name,
             archived_from=manifest.archived_from,
+            figures=manifest.figures,
         )
     except ValueError as err:
         raise DamagedError(f"{refused}: its arrays are no session's") from err
@@ -106,6 +108,7 @@ def save_new(
     model_name: str,
     profile_name: str,
     archived_from: str | None = None,
+    figures: Sequence[TurnFigures] = (),
 ) -> Imported:
     """Begin a session with these words and this state. Without one, its words are read at its first turn.
 
@@ -125,6 +128,7 @@ def save_new(
                 profile_name=profile_name,
                 archived_from=archived_from,
                 foreign=True,
+                figures=figures,
             )
         else:
             manifest = Manifest(
@@ -140,6 +144,7 @@ def save_new(
                 blocks=(),
                 tail=None,
                 token_count=0,
+                figures=tuple(figures),
             )
             store.commit(manifest, expected=None)
     return Imported(name, len(messages), snapshot.stop if snapshot else 0)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import secrets
+import shlex
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -91,19 +92,28 @@ def parse_expiry_s(text: str) -> int:
     return int(expiry_s)
 
 
-def open_link_remote() -> LinkRemote:
+def open_link_remote(session: str | None) -> LinkRemote:
     """The configured remote, without its encryption: a bundle is sealed with a key of its own.
+
+    Args:
+        session: what is to be shared, by its name or id, for the hint at what works without a bucket.
 
     Raises:
         NotFoundError: none is set up.
         UsageError: it makes no links.
         SatchelError: it cannot be opened.
     """
-    from satchel.sync.opening import needed_config, open_remote
+    from satchel.sync.configuration import load_config
+    from satchel.sync.opening import open_remote
 
-    remote = open_remote(needed_config())
+    file = shlex.quote(f"{session}.satchel") if session else "FILE"
+    seals = f"`satchel share {shlex.quote(session or 'NAME')} --output {file}` seals the talk into a file"
+    config = load_config()
+    if config is None:
+        raise NotFoundError("a link needs a bucket", f"`satchel sync setup` sets one up, or {seals}")
+    remote = open_remote(config)
     if not isinstance(remote, LinkRemote):
-        raise UsageError("only a bucket makes links", "--output FILE writes the sealed session to a file")
+        raise UsageError("only a bucket makes links", seals)
     return RetryingLinkRemote(remote)
 
 
@@ -195,8 +205,7 @@ def receive_session(
         UsageError: it is a folder or the like; the name breaks the rule, or another session has it.
         SatchelError: the disk refused.
     """
-    if not origin.is_link:
-        _check_file(Path(origin.place))
+    check_origin(origin)
     with _workspace() as folder:
         if origin.is_link:
             path, label = folder / "sealed", "the shared session"
@@ -220,17 +229,23 @@ def receive_session(
     )
 
 
-def _check_file(path: Path) -> None:
-    """
+def check_origin(origin: Origin) -> None:
+    """See that there is a file, if it is one that is named: before somebody looks for its key.
+
     Raises:
         NotFoundError: there is no such file.
         UsageError: it is something else.
         SatchelError: it is not known, as where a folder above it may not be entered.
     """
+    if origin.is_link:
+        return
+    path, hint = Path(origin.place), "name the file that was shared, or give the whole link"
     try:
         check_file(path)
+    except NotFoundError as err:
+        raise NotFoundError(str(err), hint) from err
     except DamagedError as err:
-        raise UsageError(str(err), "name the file that was shared") from err
+        raise UsageError(str(err), hint) from err
     except OSError as err:
         raise SatchelError(f"cannot read {path}: {err.strerror or err}") from err
 

@@ -5,7 +5,6 @@ matplotlib is an optional extra, so it is imported where it draws.
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections import defaultdict
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from satchel.errors import SatchelError, UsageError
+from satchel.laboratory.picture import COLOURS, DPI, check_plot
 from satchel.laboratory.quality import QualityRow
 from satchel.laboratory.report import Report
 from satchel.laboratory.storage import StorageRow
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
 
 PLOT_PARTS = ("quality", "storage")
-SIZE_IN, DPI = (9.0, 5.6), 120
-COLOURS = ("#0b6e4f", "#c8553d", "#3d5a98", "#8a5a9e", "#b07d12", "#5b6770", "#1b8a9e", "#a23b72")
+SIZE_IN = 9.0, 5.6
 MARKERS = "oDs^vPX"  # one fewer than colours, so that the 57th pair is the first to come again
 # Where a label may stand: right and up from its point, in points, and which of its sides is there.
 PLACES = [
@@ -56,18 +55,6 @@ class Point:
     low: float
     kl: float
     high: float
-
-
-def check_plot(path: Path) -> None:
-    """That `write_plot` could work, before hours of measuring.
-
-    Raises:
-        UsageError: no PNG, or matplotlib is not installed.
-    """
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"the plot {str(path)!r} is no PNG file", "name it something.png")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("the plot needs matplotlib", "pip install 'satchel[bench]'")
 
 
 def points(report: Report) -> list[Point]:

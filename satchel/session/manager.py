@@ -17,7 +17,8 @@ from satchel.config.units import size_text
 from satchel.engine.archive import archive_profile
 from satchel.engine.calibration import Calibration
 from satchel.engine.kv_state import KVState
-from satchel.engine.model import EMBEDDED, LoadedModel
+from satchel.engine.model import LoadedModel
+from satchel.engine.model_names import EMBEDDED
 from satchel.engine.sampling import SMALL_MODEL, recommended
 from satchel.errors import DamagedError, UsageError
 from satchel.session.session import Session

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from satchel.cache_store.figures import TurnFigures, figures_until
 from satchel.cache_store.loading import find_prefix
 from satchel.cache_store.local import HeadMovedError
 from satchel.cache_store.manifest import Manifest, Message
@@ -51,6 +52,7 @@ class Session:
     def __init__(self, manager: SessionManager, profile: Profile, saved: Saved | None = None) -> None:
         self.manager = manager
         self.messages: list[Message] = list(saved.manifest.messages) if saved else []
+        self.figures: tuple[TurnFigures, ...] = saved.manifest.figures if saved else ()  # of its turns
         self.reused_tokens = 0  # tokens that came from the store, when it was opened or since
         self.notices: list[str] = []
         self._saved = saved
@@ -106,6 +108,14 @@ class Session:
         """The share of the model's context that is used."""
         return len(self.token_ids) / self.manager.model.context_length
 
+    @property
+    def unread_tokens(self) -> int:
+        """How many tokens were in the context after the last turn, if none is now; 0 if that is not known."""
+        last = self.figures[-1] if self.figures else None
+        if last is None or self.token_ids or is_summary(self.messages[-1]):
+            return 0
+        return last.tokens if last.turn == len(self.turns()) else 0
+
     def count_tokens(self, text: str) -> int:
         return len(self.manager.model.tokenizer.encode(text, add_special_tokens=False))
 
@@ -113,6 +123,10 @@ class Session:
         """What the model said last, if it said anything."""
         answers = (message.content for message in reversed(self.messages) if message.role == "assistant")
         return next(answers, None)
+
+    def since_summary(self) -> list[Message]:
+        """What was said since the last summary; all of it, if there is none."""
+        return [message for message in as_read(self.messages) if message.role != "system"]
 
     def note(self, question: str, answer: str | None = None) -> None:
         """Put into the transcript what happened without the model; it reads it with the next message."""
@@ -177,7 +191,24 @@ class Session:
                     if answer:
                         said = (revise or str)("".join(answer))
                         self.messages = [*messages, Message(role="assistant", content=said)]
+                        self._note_figures(stats)
             yield event
+
+    def _note_figures(self, stats: Stats) -> None:
+        """Keep what the turn took that has just ended. Sizes are those of shapes: nothing is computed."""
+        turn, state = len(self.turns()), self._context.state
+        decode_s = (stats.generated_tokens - 1) / stats.decode_tps if stats.decode_tps > 0 else 0.0
+        figures = TurnFigures(
+            turn=turn,
+            tokens=len(self.token_ids),
+            held_bytes=state.nbytes,
+            exact_bytes=2 * state.elements(),
+            read_tokens=stats.prompt_tokens,
+            read_ms=round(1000 * stats.first_token_s),
+            written_tokens=stats.generated_tokens,
+            write_ms=round(1000 * decode_s),
+        )
+        self.figures = figures_until((*figures_until(self.figures, turn - 1), figures), turn)
 
     def _room(self, tokens: int) -> int:
         """How many tokens the model can take after `tokens`.
@@ -413,7 +444,7 @@ class Session:
             raise UsageError(
                 f"there is no turn {turn}", f"0, the beginning, to {len(starts) - 1} can be gone to"
             )
-        self._go_to(self.messages[: starts[turn]])
+        self._go_to(self.messages[: starts[turn]], self.figures)
 
     def restore_abandoned(self, manifest: Manifest) -> None:
         """Go on from words that were left behind, one of `abandoned`; those of now are left behind instead.
@@ -421,9 +452,9 @@ class Session:
         Raises:
             SatchelError: the disk refused.
         """
-        self._go_to(manifest.messages)
+        self._go_to(manifest.messages, manifest.figures)
 
-    def _go_to(self, messages: Sequence[Message]) -> None:
+    def _go_to(self, messages: Sequence[Message], figures: Sequence[TurnFigures]) -> None:
         saves = self.manager.settings.auto_save
         if saves and self.unsaved:
             self.save()
@@ -432,6 +463,8 @@ class Session:
         except SatchelError:
             shared = 0
         self.messages = list(messages)
+        self.figures = figures_until(figures, len(self.turns()))
+        self._last_stats = None
         if not shared or not self._context.go_back(shared):
             self._forget()
         if saves:
@@ -628,6 +661,7 @@ class Session:
             kept=present,
             archived_from=context.archived_from,
             foreign=context.foreign,
+            figures=figures_until(self.figures, len(self.turns())),
             drop_base_state=drop_base_state,
         )
         reused_bytes = sum(ref.stored_bytes for ref in present)
@@ -641,9 +675,14 @@ class Session:
     def _free_name(self) -> str:
         """A name from the first question's words."""
         question = next((message.content for message in self.messages if message.role == "user"), "")
+        question = re.sub(r"(?<=\w)['\u2019](?=\w)", "", question)  # "What's": no name has an apostrophe
         words = re.findall(r"\w+", question)[:6]
         name = " ".join(words)[: MAX_LENGTH // 2].strip() or "chat"
         return self.manager.store.free_name("chat" if name_fault(name) else name)
+
+    def kv_bytes(self) -> int:
+        """Bytes of the KV state in memory, by the shapes of its arrays: nothing is computed."""
+        return self._context.state.nbytes
 
     def kv_elements(self) -> int:
         """Key and value coordinates that the KV state stands for."""
@@ -666,7 +705,7 @@ class Session:
         }
         if last:
             shown["last turn"] = (
-                f"read {last.prompt_tokens} tokens at {last.prefill_tps:.0f}/s, kept {last.reused_tokens}, "
+                f"read {last.prompt_tokens} tokens at {last.prefill_tps:.0f}/s, reused {last.reused_tokens}, "
                 f"wrote {last.generated_tokens} at {last.decode_tps:.1f}/s"
             )
             shown["peak memory"] = f"{last.peak_memory_bytes / 1e6:.0f} MB"

@@ -5,12 +5,15 @@ Knows nothing of how the first two are counted.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from satchel.agent.charts import takes_blocks
 from satchel.agent.commands.listing import facts
 from satchel.agent.events import Event, Notice, Output, PrefillProgress
+from satchel.agent.turns import sparklines
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -27,6 +30,8 @@ def stats(desk: Desk, argument: str) -> Iterator[Event]:
     shown = desk.session.stats()
     if desk.sync is not None:
         shown["sync"] = desk.sync.state
+    if len(desk.session.figures) > 1:
+        shown |= sparklines(desk.session.figures, takes_blocks(sys.stdout))
     yield Output(facts(shown))
 
 
