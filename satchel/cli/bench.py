@@ -10,10 +10,18 @@ from typing import Annotated
 
 import typer
 
-benches = typer.Typer(help="Measure.")
+from satchel.cli.options import examples
+
+benches = typer.Typer(help="Measure.", epilog=examples("satchel bench kv --tokens 512 --only quality"))
 
 
-@benches.command("kv")
+@benches.command(
+    "kv",
+    epilog=examples(
+        "satchel bench kv --caches turbo4 --texts prose --only quality --tokens 512  # a few minutes",
+        "satchel bench kv --caches turbo4,turbo3,'mlx-lm 4' --json kv.json --plot kv.png",
+    ),
+)
 def bench_kv(
     model: Annotated[list[str] | None, typer.Option(help="As elsewhere; may be given again.")] = None,
     caches: Annotated[

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,9 +22,12 @@ from satchel.engine.model import LoadedModel, load_model
 from satchel.errors import UsageError
 from satchel.laboratory.caches import Candidate, caches_by_name, check_cache_names
 from satchel.laboratory.kv_bench import DEFAULT_CACHES, PARTS, Plan, Step, run
-from satchel.laboratory.plot import PLOT_PARTS, check_plot, write_plot
+from satchel.laboratory.picture import check_plot
+from satchel.laboratory.plot import PLOT_PARTS, write_plot
 from satchel.laboratory.report import Report, write_json
 from satchel.laboratory.texts import available_texts, check_text_names
+from satchel.terminal.manner import is_quiet
+from satchel.terminal.progress import progress_bar
 from satchel.terminal.sanitize import sanitize_line
 
 WIDTH = 120  # of a table that no terminal bounds
@@ -141,26 +143,15 @@ def _cell(value: object, number_format: str) -> str:
 
 
 def _run(model: LoadedModel, candidates: Mapping[str, Candidate], plan: Plan, report: Report) -> None:
-    console = Console(stderr=True, highlight=False)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with progress:
-        task = progress.add_task("")
+    told = not is_quiet() and not sys.stderr.isatty()  # a log has a line for each task, in place of a bar
+    with progress_bar("measuring", unit="steps") as bar:
         for event in run(model, candidates, plan):
             if not isinstance(event, Step):
                 report.rows.append(event)
                 continue
-            label = sanitize_line(event.label)
-            progress.update(task, description=label, completed=event.number - 1, total=event.total)
-            if not console.is_terminal:
-                _say(f"{event.number}/{event.total} {label}")
+            bar.update(event.number - 1, event.total, event.label)
+            if told:
+                _say(f"{event.number}/{event.total} {event.label}")
 
 
 def _checked(request: Request) -> tuple[Plan, list[str]]:
