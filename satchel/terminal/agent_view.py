@@ -21,9 +21,16 @@ _OF_DIFFS = {"+++": "bold", "---": "bold", "@@": "cyan", "+": "green", "-": "red
 _CITATION = re.compile(r"\[(\d+)\]")
 
 
-def routed_line(decision: Decision) -> str:
-    """What a message is taken for, and why; "" for a message to the model."""
-    return "" if decision.intent == "chat" else f"{decision.intent} · {decision.why}"
+def routed_line(decision: Decision, first: bool) -> str:
+    """What a message is taken for, and why; "" for a message to the model.
+
+    Args:
+        first: whether the user is told for the first time, and so how to turn it off.
+    """
+    if decision.intent == "chat":
+        return ""
+    taken = "a search" if decision.intent == "search" else "a shell request"
+    return f"taken for {taken}, {decision.why}" + ("; /raw turns this off" if first else "")
 
 
 def source_lines(sources: Sequence[Source], answer: str) -> Iterator[Line]:
@@ -45,10 +52,14 @@ def cited_numbers(answer: str) -> set[int]:
     return {int(number) for number in _CITATION.findall(answer)}
 
 
-def proposal_lines(command: str, judgement: Judgement) -> Iterator[Line]:
-    """All of `command` as it will run, and what it touches."""
+def command_lines(command: str) -> Iterator[Line]:
+    """All of `command` as it will run."""
     for number, line in enumerate(visible(command).split("\n")):
         yield ("  " if number else "$ ") + line, "bold"
+
+
+def judgement_lines(judgement: Judgement) -> Iterator[Line]:
+    """What a command touches."""
     style = ALARM if judgement.destructive else ""
     touches = visible(judgement.summary())
     if judgement.destructive and "destructive" not in touches:
