@@ -16,6 +16,8 @@ class Terminal:
     """A program on a terminal of 24 lines, and what a person sees of it."""
 
     def __init__(self, command, environment, columns=80):
+        # What runs these tests may have a size of its own.
+        environment = {key: environment[key] for key in environment if key not in ("COLUMNS", "LINES")}
         self.child = pexpect.spawn(command[0], command[1:], dimensions=(24, columns), env=environment)
         self.modes = termios.tcgetattr(self.child.child_fd)
         self.raw = b""
@@ -54,9 +56,9 @@ class Terminal:
         row = self.screen.display[self.screen.cursor.y].rstrip()
         return (row, self.screen.cursor.x) == (">", 2)
 
-    def resize(self, columns):
-        self.child.setwinsize(24, columns)
-        self.screen.resize(24, columns)
+    def resize(self, columns, rows=24):
+        self.child.setwinsize(rows, columns)
+        self.screen.resize(rows, columns)
 
     def _read(self):
         try:

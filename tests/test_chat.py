@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,10 +13,13 @@ from terminals import Typed
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Notice, Quit, Switched
 from satchel.agent.user import NO, YES, Choice, Nobody
+from satchel.cache_store.manifest import Message
 from satchel.config.settings import Settings
 from satchel.errors import NetworkError, SatchelError
 from satchel.terminal import chat as chat_module
 from satchel.terminal.chat import Chat
+from satchel.terminal.faults import fault_lines
+from satchel.terminal.recap import recap
 
 
 class Talk:
@@ -26,7 +30,30 @@ class Talk:
     def __init__(self, fill: float = 0.0) -> None:
         self.fill = fill
 
+    def overtaken_by(self) -> str | None:
+        return None
+
     def take_notices(self) -> list[str]:
+        return []
+
+
+class Sent:
+    """A sync that has nothing to do, and one that fails to be looked at once `broken`."""
+
+    def __init__(self) -> None:
+        self.finished = 0
+        self.broken = False
+
+    def finish(self, timeout_s: float | None) -> bool:
+        self.finished += 1
+        return True
+
+    def take_lines(self) -> list[str]:
+        return []
+
+    def take_forks(self) -> list[object]:
+        if self.broken:
+            raise OSError("it is gone")
         return []
 
 
@@ -44,6 +71,9 @@ class Shown:
 
     def error(self, text: str) -> None:
         self.lines.append(f"satchel: {text}")
+
+    def fault(self, err: Exception) -> None:
+        self.lines += fault_lines(err)
 
 
 class Person(Nobody):
@@ -75,6 +105,8 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise NetworkError("it failed")
         elif text == "/compact":
             desk.session.fill = 0.1  # type: ignore[misc]
+        elif text == "break":
+            raise KeyError("what")
         elif text == "ask":
             desk.user.choose("sure?", (YES, NO), NO)
             yield Notice("not reached")
@@ -170,3 +202,110 @@ def test_a_search_or_command_that_fails_does_not_end_a_script_and_a_message_does
 
 def test_what_fails_for_a_person_is_shown_and_the_talk_goes_on(turns: list[str]) -> None:
     assert talk_with(desk_of(), "fail", "on") == ["satchel: it failed", "routing True"]
+
+
+def test_a_fault_of_satchels_own_is_a_line_and_the_talk_goes_on(
+    turns: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SATCHEL_DEBUG", raising=False)
+    fault, after = talk_with(desk_of(), "break", "on")
+    said = r"satchel: a fault of Satchel itself, KeyError at test_chat\.py:\d+: 'what'"
+    assert re.fullmatch(said + "; SATCHEL_DEBUG=1 shows more", fault)
+    assert after == "routing True"
+    monkeypatch.setenv("SATCHEL_DEBUG", "1")
+    shown = talk_with(desk_of(), "break", "on")
+    assert shown[1] == "Traceback (most recent call last):"
+    assert shown[-2:] == ["KeyError: 'what'", "routing True"]
+
+
+def test_a_script_ends_with_a_fault_and_what_was_said_before_is_sent(turns: list[str]) -> None:
+    desk = desk_of()
+    desk.sync = sync = Sent()  # type: ignore[assignment]
+    with pytest.raises(KeyError):
+        Chat(desk, Shown()).with_script(["break"])  # type: ignore[arg-type]
+    assert sync.finished == 1
+
+
+def test_what_goes_wrong_between_two_turns_does_not_end_the_talk(turns: list[str]) -> None:
+    desk = desk_of()
+    desk.sync = sync = Sent()  # type: ignore[assignment]
+    sync.broken = True
+    assert "satchel: it is gone" in talk_with(desk, "on")
+    assert turns == ["on"]
+
+
+class Stored(Talk):
+    """A stored talk, whose context is here or not."""
+
+    id, name, saved_manifest = "1" * 32, "sums", "m0"
+
+    def __init__(self, reused: int = 0, unread: int = 0, notices: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.reused_tokens, self.unread_tokens, self.notices = reused, unread, list(notices)
+        self.messages = [
+            Message(role="user", content="Hello"),
+            Message(role="assistant", content="Yes?"),
+            Message(role="user", content="What is\x1b[2J one and one?"),
+            Message(role="assistant", content="Two,\n\nand " + "so on " * 40),
+        ]
+
+    def take_notices(self) -> list[str]:
+        taken, self.notices = self.notices, []
+        return taken
+
+
+SHOWN_LAST = ["> What is one and one?", "Two, and so on so on so on so on so on…"]
+
+
+@pytest.mark.parametrize(
+    ("talk", "lines"),
+    [
+        (Stored(reused=44), ["going on in sums: reused 44 tokens"]),
+        (
+            Stored(unread=5570, notices=["a block is damaged"]),
+            [
+                "a block is damaged",
+                "going on in sums: its 5,570 tokens are read again with the next message",
+            ],
+        ),
+        (
+            Stored(notices=["only its words are stored: they are read with the next message"]),
+            ["going on in sums: only its words are stored: they are read with the next message"],
+        ),
+        (Stored(), ["going on in sums"]),
+    ],
+)
+def test_a_talk_that_goes_on_says_what_is_read_and_what_was_said_last(
+    turns: list[str], monkeypatch: pytest.MonkeyPatch, talk: Stored, lines: list[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "41")
+    desk = desk_of()
+    desk.session = talk  # type: ignore[assignment]
+    assert talk_with(desk) == lines + SHOWN_LAST
+
+
+def test_a_script_is_not_told_what_was_said_last(turns: list[str]) -> None:
+    desk = desk_of()
+    desk.session = Stored(reused=44)  # type: ignore[assignment]
+    assert follow(desk) == ["going on in sums: reused 44 tokens"]
+
+
+def test_who_leaves_is_told_where_what_was_said_is(turns: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def turn(desk: Desk, text: str, cancel: threading.Event) -> Iterator[Event]:
+        desk.session.saved_manifest = "m1"  # type: ignore[misc]
+        yield from [Quit()] if text == "/quit" else []
+
+    monkeypatch.setattr(chat_module, "run_turn", turn)
+    for lines in (["Hello"], ["/quit"]):
+        desk = desk_of()
+        desk.session = Stored(reused=44)  # type: ignore[assignment]
+        assert talk_with(desk, *lines)[-1] == "saved as sums; `satchel resume` goes on"
+    assert not any("saved" in line for line in follow(desk, "more"))
+
+
+@pytest.mark.parametrize(
+    ("question", "line"), [("好" * 30, "> " + "好" * 3 + "…"), ("a" * 7, "> aaaaaaa"), ("a" * 8, "> aaaaaa…")]
+)
+def test_what_was_said_last_is_cut_by_columns(question: str, line: str) -> None:
+    assert recap([Message(role="user", content=question)], 10) == [line]
+    assert recap([Message(role="system", content="Be brief.")], 10) == []

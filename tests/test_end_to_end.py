@@ -103,7 +103,7 @@ def test_a_resumed_talk_goes_on_as_if_it_had_never_stopped(
     before, printed, after = re.split(rf"({re.escape(second)}\n)", resumed.stdout)
     assert f"reused {stored} tokens\n" in before
     assert printed == f"{second}\n"
-    assert f"kept {stored}, wrote" in after
+    assert f"reused {stored}, wrote" in after
     assert [message.content for message in home.manifest("talk").messages] == [FIRST, first, SECOND, second]
     assert home.open(smollm, "talk").token_ids == uninterrupted.token_ids
 
@@ -112,13 +112,14 @@ def test_a_damaged_block_is_one_line_and_the_talk_goes_on(smollm: LoadedModel, h
     (block, *_) = home.manifest("talk").blocks
     path = home.path / "v1" / "blocks" / block.sha256[:2] / block.sha256
     path.write_bytes(path.read_bytes()[:-1])
+    tokens = home.manifest("talk").token_count
     resumed = home.run("resume", "talk", *OPTIONS, stdin=f"{SECOND}\n")
     assert resumed.returncode == 0
     assert resumed.stdout.strip()
     assert resumed.stderr.splitlines() == [
         f"block {block.sha256[:12]} is damaged: its SHA-256 is another: "
         "the context is read again with the next message",
-        "going on in talk: reused 0 tokens",
+        f"going on in talk: its {tokens:,} tokens are read again with the next message",
     ]
     again = home.open(smollm, "talk")
     assert (again.notices, again.reused_tokens) == ([], home.manifest("talk").token_count)

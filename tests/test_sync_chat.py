@@ -49,8 +49,10 @@ FORK = Fork("1" * 32, "talk", "2" * 32, "talk-2")
 class Talk:
     """A session that saves each turn as another manifest."""
 
-    reused_tokens = 0
+    reused_tokens = unread_tokens = 0
+    messages = ()
     fill = 0.0
+    figures = ()
 
     def __init__(self, log: list[str], session_id: str = "1" * 32, saves: int = 0) -> None:
         self.log, self.id, self.saves = log, session_id, saves
@@ -620,7 +622,7 @@ def test_a_talk_is_sent_after_its_turn_and_resumed_on_a_second_machine(
 
     remote_dir.rename(tmp_path / "gone")
     without = satchel(two, "resume", stdin="/sync\n")
-    assert without.returncode == 0
+    assert without.returncode == 5
     assert f"not brought up to date: {remote_dir} is not there" in without.stderr
     assert f"satchel: {remote_dir} is not there" in without.stderr
     offline = satchel(two, "resume", "--offline", stdin="/quit\n")

@@ -5,8 +5,10 @@ Knows nothing of models, of the store or of how things are drawn.
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from satchel.agent.agent import run_turn
@@ -17,12 +19,14 @@ from satchel.agent.events import Event, Quit, Switched
 from satchel.agent.user import agrees
 from satchel.config.waits import PATIENCE_S
 from satchel.errors import SatchelError
-from satchel.terminal.interrupts import interrupt_sets
+from satchel.terminal.interrupts import interrupt_sets, message_or_leave
+from satchel.terminal.recap import recap
 from satchel.terminal.render import Renderer
 
 if TYPE_CHECKING:
     from satchel.terminal.prompt import MessagePrompt
 
+ONLY_WORDS = "only its words are stored"  # the beginning of a session's notice
 SCRIPT_PATIENCE_S = 60.0  # with the last sync, where nobody is there to press Ctrl-C
 
 
@@ -33,20 +37,38 @@ class Chat:
         self._desk = desk
         self._renderer = renderer
         self._session = desk.session  # the one that was sat down at
-        self._quitting = False
+        self._begun_at = desk.session.saved_manifest  # what was saved of it before
+        self._recap: list[str] = []  # that was shown last
+        self._is_person = True
+        self._has_begun = self._quitting = False
         self._is_full = False  # and the user was told
         self._overtaken: str | None = None  # the manifest of a newer save that was told of
         self._synced = ""  # the manifest that a sync was asked for last, or that was there before
 
-    def with_person(self, prompt: MessagePrompt) -> None:
-        """Talk until /quit, Ctrl-D, or Ctrl-C twice at an empty prompt. Errors are shown, and it goes on."""
-        self._desk.routing = self._desk.settings.agent.routing
-        self._sit_down()
-        self._talk(prompt)
-        self._finish_sync()
+    def begin(self) -> None:
+        """Say what was opened and how, unless that was said."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._sit_down()
 
-    def with_script(self, lines: Iterable[str]) -> None:
+    def with_person(self, prompt: MessagePrompt, first: str = "") -> None:
+        """Talk until /quit, Ctrl-D, or Ctrl-C twice at an empty prompt. Errors are shown, and it goes on.
+
+        Args:
+            first: the message to begin with, if it was typed already.
+        """
+        self._desk.routing = self._desk.settings.agent.routing
+        self.begin()
+        self._talk(prompt, first)
+        self._finish_sync()
+        session = self._session
+        if session.name and session.saved_manifest != self._begun_at and not session.unsaved:
+            self._renderer.notice(f"saved as {session.name}; `satchel resume` goes on")
+
+    def with_script(self, lines: Iterable[str]) -> int:
         """Take a message or command a line until /quit or the end. A failing command does not end it.
+
+        Returns the exit code of the last command that failed; 0 if none did.
 
         Messages are messages to the model, and nothing that would have to be agreed to runs. At the end what
         is being sent is waited for, for `SCRIPT_PATIENCE_S` at most.
@@ -54,32 +76,28 @@ class Chat:
         Raises:
             SatchelError: a message could not be answered or its turn not be saved.
         """
-        self._sit_down()
+        self._is_person = False
+        self.begin()
         try:
-            self._follow(lines)
-        except SatchelError:
+            exit_code = self._follow(lines)
+        except Exception:
             self._finish_sync(SCRIPT_PATIENCE_S)  # of the turns before
             raise
         self._finish_sync(SCRIPT_PATIENCE_S)
+        return exit_code
 
-    def _talk(self, prompt: MessagePrompt) -> None:
-        leaving = False
-        while True:
-            with interrupt_sets(threading.Event()):
+    def _talk(self, prompt: MessagePrompt, first: str) -> None:
+        typed = [first] if first else []
+
+        def read() -> str:
+            with self._going_on(), interrupt_sets(threading.Event()):
                 self._look_at_sync()
-            try:
-                text = prompt.read()
-            except EOFError:
-                if self._may_leave():
-                    return
-                continue
-            except KeyboardInterrupt:
-                if leaving and self._may_leave():
-                    return
-                leaving = True
-                self._renderer.notice("Ctrl-C again or Ctrl-D leaves")
-                continue
-            leaving = False
+            return typed.pop() if typed else prompt.read()
+
+        while True:
+            text = message_or_leave(read, self._may_leave, self._renderer.notice)
+            if text is None:
+                return
             self._attempt(text)
             if not self._quitting and self._has_become_full() and self._wants_to_compact():
                 self._attempt("/compact")
@@ -88,18 +106,26 @@ class Chat:
                 return
 
     def _attempt(self, text: str) -> None:
-        """Take what a person typed; what goes wrong is shown."""
+        """Take what a person typed."""
+        with self._going_on(), interrupt_sets(cancel := threading.Event()):
+            self._take(text, cancel)
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Whatever goes wrong is shown, and the talk goes on."""
         try:
-            with interrupt_sets(cancel := threading.Event()):
-                self._take(text, cancel)
+            yield
         except KeyboardInterrupt:  # in answer to a question: nothing more is to be done
             self._renderer.notice("stopped")
         except SatchelError as err:
             self._renderer.error(err.one_line())
         except OSError as err:  # a full disk: the talk is still in memory
             self._renderer.error(str(err))
+        except Exception as err:  # noqa: BLE001  a fault of ours: it is told, and the talk is not its price
+            self._renderer.fault(err)
 
-    def _follow(self, lines: Iterable[str]) -> None:
+    def _follow(self, lines: Iterable[str]) -> int:
+        exit_code = 0
         for line in map(str.strip, lines):
             try:
                 self._take(line, threading.Event())
@@ -107,13 +133,15 @@ class Chat:
                 if not (is_command(line) or line.startswith(("!", "?"))):
                     raise
                 self._renderer.error(err.one_line())
+                exit_code = err.exit_code
             if self._quitting:
-                return
+                return exit_code
             if self._has_become_full():
                 self._renderer.notice(f"{self._fill()}: /compact goes on from a summary")
             self._look_at_sync()
         if self._desk.settings.auto_save and self._desk.session.unsaved:
             self._desk.session.save()
+        return exit_code
 
     def _take(self, text: str, cancel: threading.Event) -> None:
         """Handle one message or command."""
@@ -141,13 +169,36 @@ class Chat:
 
     def _sit_down(self) -> None:
         """Go on in the session at the desk, and say what was opened and how."""
-        self._session = session = self._desk.session
+        if self._desk.session is not self._session:
+            self._session, self._begun_at = self._desk.session, self._desk.session.saved_manifest
+        session = self._session
         self._is_full = False
         if self._desk.sync is not None:
             self._synced = session.saved_manifest
-        self._show_notices()
-        if session.name:
-            self._renderer.notice(f"going on in {session.name}: reused {session.reused_tokens} tokens")
+        notices = session.take_notices()
+        only_words = next((each for each in notices if each.startswith(ONLY_WORDS)), "")
+        for notice in notices:
+            if notice != only_words or not session.name:
+                self._renderer.notice(notice)
+        if not session.name:
+            return
+        how = only_words
+        if session.reused_tokens:
+            how = f"reused {session.reused_tokens} tokens"
+        elif unread := session.unread_tokens:
+            how = f"its {unread:,} tokens are read again with the next message"
+        self._renderer.notice(f"going on in {session.name}{how and ': '}{how}")
+        self._remind()
+
+    def _remind(self) -> None:
+        """Show what was said last, unless it was shown already."""
+        if not self._is_person:
+            return
+        lines = recap(self._session.messages, shutil.get_terminal_size().columns)
+        if lines != self._recap:
+            self._recap = lines
+            for line in lines:
+                self._renderer.notice(line)
 
     def _show_notices(self) -> None:
         for notice in self._desk.session.take_notices():

@@ -1,6 +1,7 @@
 """Completes what is typed at the chat's prompt: commands, their arguments, and @paths in messages.
 
-Looks things up when they are first wanted, and again for each message. Knows nothing of keys.
+Looks things up when they are first wanted, and again for each message. What needs a talk that is not there
+yet completes nothing. Knows nothing of keys.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from prompt_toolkit.document import Document
 
 from satchel.agent.commands import COMMANDS
 from satchel.agent.desk import Desk
+from satchel.cache_store.local import LocalStore
 from satchel.config.paths import expand
+from satchel.config.settings import Settings
 from satchel.errors import SatchelError
 
 MAX_NAMES = 500  # sessions, or files of a directory; looking through more would hold up the keyboard
@@ -26,11 +29,12 @@ _MENTION = re.compile(r"(?:^|\s)@(\S*)$")
 _LAST_WORD = re.compile(r"\S*$")
 
 
-class DeskCompleter(Completer):
-    """Completes with what there is at `desk`."""
+class TalkCompleter(Completer):
+    """Completes with what there is in `store`, and at the desk once there is one."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, store: LocalStore, settings: Settings) -> None:
+        self.store, self.settings = store, settings
+        self.desk: Desk | None = None
         self._known: dict[str, Sequence[str]] = {}
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
@@ -50,15 +54,18 @@ class DeskCompleter(Completer):
         elif match := _ARGUMENT.match(typed):
             yield from self._argument(_kind(match[1]), match[2])
         elif match := _MENTION.search(typed):
-            yield from _paths(self._desk.tools.cwd, match[1])
+            yield from _paths(self._cwd(), match[1])
+
+    def _cwd(self) -> Path:
+        return self.desk.tools.cwd if self.desk else Path.cwd()
 
     def _argument(self, kind: str, typed: str) -> Iterator[Completion]:
         if kind == "path":
             match = _LAST_WORD.search(typed)
-            yield from _paths(self._desk.tools.cwd, match[0] if match else "")
+            yield from _paths(self._cwd(), match[0] if match else "")
         elif kind in _NAMES:
             if kind not in self._known:
-                self._known[kind] = [name for name in _NAMES[kind](self._desk) if name.isprintable()]
+                self._known[kind] = [name for name in _NAMES[kind](self) if name.isprintable()]
             for name in self._known[kind]:
                 if name.startswith(typed):
                     yield Completion(name, -len(typed))
@@ -69,35 +76,38 @@ def _kind(name: str) -> str:
     return next((each.complete for each in COMMANDS if name in (each.name, *each.aliases)), "")
 
 
-def _sessions(desk: Desk) -> Iterator[str]:
-    for head in desk.manager.store.heads(MAX_NAMES).heads:
+def _sessions(talk: TalkCompleter) -> Iterator[str]:
+    for head in talk.store.heads(MAX_NAMES).heads:
         yield head.name
 
 
-def _models(desk: Desk) -> list[str]:
-    used = (head.model_name for head in desk.manager.store.heads(MAX_NAMES).heads)
-    return list(dict.fromkeys(["embedded", *used]))
+def _models(talk: TalkCompleter) -> list[str]:
+    """Those that talks were held with, the user's own names for models, and the package's."""
+    from satchel.engine.model_names import named_models
+
+    used = (head.model_name for head in talk.store.heads(MAX_NAMES).heads)
+    return list(dict.fromkeys(["embedded", *used, *talk.settings.models, *named_models()]))
 
 
-def _profiles(desk: Desk) -> Iterable[str]:
+def _profiles(talk: TalkCompleter) -> Iterable[str]:
     from satchel.config.profiles import PROFILES
 
     return PROFILES
 
 
-def _files(desk: Desk) -> Iterator[str]:
+def _files(talk: TalkCompleter) -> Iterator[str]:
     from satchel.agent.context import known_files
 
-    for file in known_files(desk.session.messages):
+    for file in known_files(talk.desk.session.messages) if talk.desk else ():
         yield file.path
 
 
-def _commands(desk: Desk) -> Iterator[str]:
+def _commands(talk: TalkCompleter) -> Iterator[str]:
     for command in COMMANDS:
         yield command.name
 
 
-_NAMES: dict[str, Callable[[Desk], Iterable[str]]] = {
+_NAMES: dict[str, Callable[[TalkCompleter], Iterable[str]]] = {
     "session": _sessions,
     "model": _models,
     "profile": _profiles,

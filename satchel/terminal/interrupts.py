@@ -1,10 +1,10 @@
-"""What Ctrl-C does while something runs. Knows nothing of what runs."""
+"""What Ctrl-C and Ctrl-D do: while something runs, and at a prompt. Knows nothing of what runs."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -21,3 +21,21 @@ def interrupt_sets(cancel: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def message_or_leave(
+    read: Callable[[], str], may_leave: Callable[[], bool], notice: Callable[[str], None]
+) -> str | None:
+    """What `read` returns; None where Ctrl-D, or Ctrl-C twice, leaves, and `may_leave` agrees."""
+    leaving = False
+    while True:
+        try:
+            return read()
+        except EOFError:
+            if may_leave():
+                return None
+        except KeyboardInterrupt:
+            if leaving and may_leave():
+                return None
+            leaving = True
+            notice("Ctrl-C again or Ctrl-D leaves")

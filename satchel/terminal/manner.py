@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 QUIET = "SATCHEL_QUIET"
+DEBUG = "SATCHEL_DEBUG"
 NO_COLOR = "NO_COLOR"  # https://no-color.org
 
 
@@ -16,6 +17,16 @@ def is_quiet() -> bool:
     return bool(os.environ.get(QUIET))
 
 
+def is_dumb() -> bool:
+    """Whether the terminal knows no more than text, as far as is known."""
+    return os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+
+
 def is_plain() -> bool:
     """Whether colours and other attributes are not wanted, or not understood."""
-    return bool(os.environ.get(NO_COLOR)) or os.environ.get("TERM") in ("dumb", "unknown")
+    return bool(os.environ.get(NO_COLOR)) or is_dumb()
+
+
+def is_debugging() -> bool:
+    """Whether a fault of the program is to be shown with its traceback."""
+    return bool(os.environ.get(DEBUG))

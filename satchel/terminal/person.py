@@ -23,7 +23,9 @@ from prompt_toolkit.keys import Keys
 
 from satchel.agent.user import NO, Choice
 from satchel.config.waits import POLL_S
-from satchel.terminal.prompt import sending_keys
+from satchel.terminal.echo import echo
+from satchel.terminal.manner import is_dumb
+from satchel.terminal.prompt import quiet_about_cursor, sending_keys
 from satchel.terminal.visible import visible
 
 MAX_OSC_52_BYTES = 74_000  # of text: terminals take up to 100,000 characters of base64
@@ -58,7 +60,7 @@ class Person:
         self._settle()
         labels = " ".join(map(_label, choices))
         shown = visible(f"{question} {labels} (default {default.key.upper()}): ")
-        prompt: PromptSession[str] = PromptSession(history=DummyHistory(), key_bindings=_answer_keys())
+        prompt = quiet_about_cursor(PromptSession(history=DummyHistory(), key_bindings=_answer_keys()))
         _forget_typed(prompt)
         while True:
             try:
@@ -75,8 +77,10 @@ class Person:
     def edit(self, text: str) -> str | None:
         """`text` as it was changed; None after Ctrl-C, Ctrl-D, or if nothing is left of it."""
         self._settle()
-        prompt: PromptSession[str] = PromptSession(
-            history=DummyHistory(), key_bindings=sending_keys(), multiline=True, prompt_continuation="  "
+        prompt = quiet_about_cursor(
+            PromptSession(
+                history=DummyHistory(), key_bindings=sending_keys(), multiline=True, prompt_continuation="  "
+            )
         )
         _forget_typed(prompt)
         print("Enter takes it, Alt-Enter starts a new line, Ctrl-C gives up")
@@ -98,17 +102,17 @@ class Person:
     def hear(self, seconds: float, cancel: threading.Event) -> str:
         """Wait that long, or until `cancel` is set, or a line is typed, which is returned; else ""."""
         deadline = time.monotonic() + seconds
-        while not cancel.is_set():
-            left = deadline - time.monotonic()
-            if select.select([sys.stdin], [], [], min(max(left, 0.0), POLL_S))[0]:
-                return os.read(sys.stdin.fileno(), MAX_LINE_BYTES).decode("utf-8", "replace").strip()
-            if left <= 0:
-                break
+        with echo():
+            while not cancel.is_set():
+                left = deadline - time.monotonic()
+                if select.select([sys.stdin], [], [], min(max(left, 0.0), POLL_S))[0]:
+                    return os.read(sys.stdin.fileno(), MAX_LINE_BYTES).decode("utf-8", "replace").strip()
+                if left <= 0:
+                    break
         return ""
 
     def _sent(self, data: bytes) -> bool:
-        deaf = not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
-        if deaf or len(data) > MAX_OSC_52_BYTES:
+        if not sys.stdout.isatty() or is_dumb() or len(data) > MAX_OSC_52_BYTES:
             return False
         self._settle()
         sys.stdout.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
