@@ -11,6 +11,7 @@ import pytest
 from small_talks import open_manager, small_model
 
 from satchel.agent.agent import run_turn, search_turn
+from satchel.agent.attached import ContextFile, with_files
 from satchel.agent.context import known_files
 from satchel.agent.desk import Desk
 from satchel.agent.events import (
@@ -26,9 +27,10 @@ from satchel.agent.events import (
     SourcesFound,
     TextDelta,
     TurnDone,
+    Working,
 )
 from satchel.agent.router import Decision, Intent
-from satchel.agent.search.errors import NoNetworkError
+from satchel.agent.search.errors import NoHitsError, NoNetworkError
 from satchel.agent.search.sources import Found, Source
 from satchel.agent.shell.judgement import Touch
 from satchel.agent.toolbox import Toolbox
@@ -127,8 +129,8 @@ def turn(desk: Desk, text: str, cancel: threading.Event | None = None) -> list[E
 
 
 def kinds(events: Sequence[Event]) -> list[str]:
-    """The kinds of the events, each once where several follow one another; progress is left out."""
-    names = [type(event).__name__ for event in events if not isinstance(event, PrefillProgress)]
+    """The kinds of the events, each once where several follow one another; waiting is left out."""
+    names = [type(event).__name__ for event in events if not isinstance(event, PrefillProgress | Working)]
     return [name for before, name in zip(["", *names], names, strict=False) if name != before]
 
 
@@ -163,13 +165,15 @@ def test_a_message_that_is_chat_is_answered_plainly(desk):
     assert kinds(turn(desk, "Hello")) == ["Notice", "Routed", "TextDelta", "TurnDone"]
 
 
-def test_a_long_paste_is_a_message(desk):
+@pytest.mark.parametrize("said", ["line one\nline two", "say A", "summarise notes.md", "Fix this function"])
+def test_what_is_plainly_a_message_is_not_sorted(desk, said):
     desk.routing = True
+    desk.session.set_system(with_files("", [ContextFile("notes.md", "a\n")]))
     set_tools(desk, router=decided(Intent.SHELL))
-    assert kinds(turn(desk, "\n".join(f"line {i}" for i in range(20)))) == ["TextDelta", "TurnDone"]
+    assert kinds(turn(desk, said)) == ["TextDelta", "TurnDone"]
 
 
-@pytest.mark.parametrize(("key", "kind"), [("s", "Searching"), ("n", "TextDelta"), ("^C", None)])
+@pytest.mark.parametrize(("key", "kind"), [("s", "Searching"), ("n", "TextDelta"), ("^C", "Notice")])
 def test_the_user_settles_an_unsure_decision_if_they_want_to(desk, key, kind):
     desk.routing = True
     agent = desk.settings.agent.model_copy(update={"when_unsure": "ask"})
@@ -178,7 +182,7 @@ def test_the_user_settles_an_unsure_decision_if_they_want_to(desk, key, kind):
     set_tools(desk, router=decided(Intent.CHAT, unsure=True), finder=Web(), rewriter=Scripted("oslo"))
     seen = kinds(turn(desk, "oslo weather?"))
     assert seen[:2] == ["Notice", "Routed"]
-    assert seen[2:3] == ([kind] if kind else [])
+    assert seen[2:3] == ([kind] if kind else ["Notice"])
     assert desk.user.defaults == ["n"]
 
 
@@ -257,9 +261,9 @@ def test_question_marks_alone_are_a_message(desk):
     assert kinds(turn(desk, "???")) == ["TextDelta", "TurnDone"]
 
 
-def test_without_a_network_the_answer_says_that_it_has_no_sources(desk):
+def test_without_a_network_the_answer_to_a_message_says_that_it_has_no_sources(desk):
     set_tools(desk, finder=Web(NoNetworkError("the network cannot be reached")))
-    events = turn(desk, "?oslo weather")
+    events = list(search_turn(desk, "oslo weather", rewrite=False))
     assert kinds(events) == ["Searching", "Failed", "Notice", "TextDelta", "TurnDone"]
     failed, notice = notices(events)
     assert failed.startswith("the network cannot be reached")
@@ -272,8 +276,55 @@ def test_without_a_network_the_answer_says_that_it_has_no_sources(desk):
 def test_a_search_without_a_server_is_answered_without_sources(desk):
     search = desk.settings.search.model_copy(update={"provider": "searxng"})
     desk.tools.settings = desk.settings.model_copy(update={"search": search})
-    events = turn(desk, "?oslo weather")
+    events = list(search_turn(desk, "oslo weather", rewrite=False))
     assert kinds(events) == ["Failed", "Notice", "TextDelta", "TurnDone"]
+    with pytest.raises(UsageError, match="no SearXNG server is named"):
+        turn(desk, "?oslo weather")
+
+
+@pytest.mark.parametrize("error", [NoNetworkError("no network"), NoHitsError("nothing was found")])
+@pytest.mark.parametrize("typed", ["?oslo weather", "/search oslo weather"])
+def test_a_search_that_was_typed_ends_where_nothing_is_found(desk, typed, error):
+    set_tools(desk, finder=Web(error), rewriter=Scripted("oslo weather"))
+    with pytest.raises(type(error)):
+        turn(desk, typed)
+    assert desk.session.messages == []
+
+
+def test_a_search_says_that_a_query_is_written_and_that_it_was_stopped_then(desk):
+    cancel = threading.Event()
+
+    def stopped(question, **how):
+        cancel.set()
+        yield Finished("cancelled", STATS, 1)
+
+    set_tools(desk, finder=Web(), rewriter=SimpleNamespace(answer=stopped))
+    assert turn(desk, "/search oslo weather", cancel) == [
+        Working("writing a search query"),
+        Notice("stopped; nothing was sent"),
+    ]
+    assert desk.session.messages == []
+
+
+def test_a_message_that_is_stopped_while_it_is_sorted_is_told(desk):
+    cancel = threading.Event()
+    desk.routing = True
+    router = decided(Intent.CHAT)
+
+    def prepare(cancel):
+        cancel.set()
+        yield Progress(1, 2)
+
+    router.prepare = prepare
+    set_tools(desk, router=router)
+    assert notices(turn(desk, "Hello", cancel)) == ["stopped; nothing was sent"]
+
+
+def test_a_query_that_loses_the_place_is_not_sent(desk):
+    web = Web()
+    set_tools(desk, finder=web, rewriter=Scripted("Norway weather today"))
+    turn(desk, "/search weather in Oslo today")
+    assert web.queries == ["weather in Oslo today"]
 
 
 def test_a_query_that_cannot_be_rewritten_is_searched_for_as_it_is(desk):
@@ -435,6 +486,40 @@ def test_nothing_proposed_is_said(desk, said):
     events = turn(desk, "/shell ?")
     assert kinds(events) == ["Failed"]
     assert notices(events)[0].startswith("the model proposed no command")
+
+
+def test_where_a_message_leads_to_no_command_it_is_answered(desk):
+    desk.routing = True
+    set_tools(desk, router=decided(Intent.SHELL), proposer=Scripted("I cannot do that."))
+    events = turn(desk, "tidy my thoughts")
+    assert kinds(events) == ["Notice", "Routed", "Notice", "TextDelta", "TurnDone"]
+    assert notices(events)[-1] == "the model proposed no command, and answers in words"
+    assert desk.session.turns() == ["tidy my thoughts"]
+
+
+def test_that_a_command_is_thought_of_is_said_at_once_and_after_reading(desk):
+    def answer(question, **how):
+        yield Progress(1, 2)
+        yield Delta(None, "l")
+        yield Delta(None, "s")
+        yield Finished("stop", STATS, 1)
+
+    desk.user = Person("n")
+    set_tools(desk, proposer=SimpleNamespace(answer=answer))
+    waiting = Working("thinking of a command")
+    assert turn(desk, "/shell list")[:3] == [waiting, PrefillProgress(1, 2), waiting]
+
+
+def test_ctrl_c_while_a_command_is_thought_of_is_told(desk):
+    cancel = threading.Event()
+
+    def stopped(question, **how):
+        cancel.set()
+        yield Delta(None, "rm")
+
+    set_tools(desk, proposer=SimpleNamespace(answer=stopped))
+    assert notices(turn(desk, "/shell list", cancel)) == ["stopped; nothing was run"]
+    assert desk.session.messages == []
 
 
 def test_a_command_that_was_cut_off_is_none(desk):

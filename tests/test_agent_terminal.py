@@ -98,7 +98,7 @@ def test_sources_are_listed_behind_the_answer_and_those_it_cites_are_marked(envi
         "sources, * cited:",
         "  [1] A title — https://a.example/",
         "* [2] Two lines — https://b.example/",
-        "12 tokens at 8.2/s · 5 read, 398 kept",
+        "12 tokens at 8.2/s · 5 read, 398 reused",
         "after",
     ]
 
@@ -113,10 +113,30 @@ def test_a_message_that_is_taken_for_a_tool_says_so_and_another_does_not(environ
     terminal = draw(
         environment,
         "for intent in ('search', 'chat', 'shell'):\n"
-        "    r.turn([Routed(SimpleNamespace(intent=intent, why=f'like {intent}'))])\n",
+        "    r.turn([Routed(SimpleNamespace(intent=intent, why='because of “it”'))])\n",
     )
     assert terminal.exit_code() == 0
-    assert shown(terminal) == ["search · like search", "shell · like shell"]
+    assert shown(terminal) == [
+        "taken for a search, because of “it”; /raw turns this off",
+        "taken for a shell request, because of “it”",
+    ]
+
+
+def test_silent_work_is_named_with_its_seconds_until_something_comes(environment):
+    terminal = draw(
+        environment,
+        "import time\n"
+        "from satchel.agent.events import PrefillProgress, Working\n"
+        "def events():\n"
+        "    yield Working('thinking of a command')\n"
+        "    time.sleep(1.2)\n"
+        "    yield PrefillProgress(5, 5)\n"
+        "    yield Notice('there')\n"
+        "r.turn(events())\n",
+    )
+    terminal.wait_for("thinking of a command  1 s")
+    assert terminal.exit_code() == 0
+    assert shown(terminal) == ["there"]
 
 
 def test_output_is_drawn_as_it_comes_and_cannot_drive_the_terminal(environment):

@@ -16,6 +16,7 @@ from satchel.agent.commands.help import page
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Failed, Notice, Output, Quit, Switched
 from satchel.agent.prompts import question_with_input
+from satchel.cache_store.figures import TurnFigures
 from satchel.cache_store.local import LocalStore
 from satchel.cache_store.manifest import Manifest, Message, TailRef
 from satchel.config.settings import Settings
@@ -33,6 +34,7 @@ class Talk:
     saves: list[str | None] = field(default_factory=list)
     unsaved: bool = False
     fails: bool = False
+    figures: tuple[TurnFigures, ...] = ()
 
     def save(self, name: str | None = None) -> None:
         self.saves.append(name)
@@ -279,6 +281,33 @@ def test_a_talk_that_is_not_to_be_saved_is_left_without_a_word(desk: Desk) -> No
 
 def test_stats_says_how_much_was_reused(desk: Desk) -> None:
     assert run(desk, "/stats") == [Output("model          embedded\nsaved context  reused 398 tokens")]
+
+
+def test_stats_draws_how_the_talk_developed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.session.figures = tuple(  # type: ignore[assignment]
+        TurnFigures(
+            turn=turn,
+            tokens=400 * turn,
+            held_bytes=10**6 * turn,
+            exact_bytes=4 * 10**6 * turn,
+            read_tokens=240 // turn,
+            read_ms=2000,
+            written_tokens=41,
+            write_ms=5000,
+        )
+        for turn in (1, 2, 4)
+    )
+    monkeypatch.setenv("TERM", "dumb")
+    assert run(desk, "/stats") == [
+        Output(
+            "model              embedded\n"
+            "saved context      reused 398 tokens\n"
+            "context, by turn   .##  400 to 1,600 tokens\n"
+            "KV state, by turn  .##  1.0 to 4.0 MB\n"
+            "reading, by turn   ##.  120 to 30 tokens/s\n"
+            "writing, by turn   ###  8.0 to 8.0 tokens/s"
+        )
+    ]
 
 
 def test_no_sessions_are_listed_as_none(desk: Desk) -> None:

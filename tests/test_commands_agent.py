@@ -129,7 +129,7 @@ def test_add_puts_files_before_the_talk_and_reads_them_at_once(desk: Desk) -> No
     assert last.done == last.total == len(desk.session.token_ids) > 23
     read = len(desk.session.token_ids)
     say(desk.session, "Hi")
-    assert desk.session.stats()["last turn"].split(", ")[1] == f"kept {read}"  # type: ignore[attr-defined]
+    assert desk.session.stats()["last turn"].split(", ")[1] == f"reused {read}"  # type: ignore[attr-defined]
 
 
 def test_paths_are_meant_from_where_cd_led(desk: Desk) -> None:
@@ -556,7 +556,7 @@ def test_share_makes_a_link_to_a_sealed_copy(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket = Bucket()
-    monkeypatch.setattr(sharing, "open_link_remote", lambda: bucket)
+    monkeypatch.setattr(sharing, "open_link_remote", lambda name: bucket)
     say(desk.session, "One?")
     events = run(desk, "/share 2h")
     assert told(events) == ["whoever has the link can read the session, for 2h"]
@@ -573,9 +573,16 @@ def test_share_makes_a_link_to_a_sealed_copy(
 
 def test_share_needs_a_bucket_and_a_time_that_links_can_have(desk: Desk) -> None:
     say(desk.session, "One?")
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(NotFoundError, match="a link needs a bucket") as unnamed:
         run(desk, "/share")
-    assert raised.value.one_line() == "a link needs a bucket; `satchel sync setup` sets one up"
+    assert "`satchel share NAME --output FILE` seals" in unnamed.value.hint
+    run(desk, "/save our dog")
+    with pytest.raises(NotFoundError) as raised:
+        run(desk, "/share")
+    assert raised.value.one_line() == (
+        "a link needs a bucket; `satchel sync setup` sets one up, or "
+        "`satchel share 'our dog' --output 'our dog.satchel'` seals the talk into a file"
+    )
     with pytest.raises(UsageError, match="a link cannot last for 30d"):
         run(desk, "/share 30d")
 
@@ -583,7 +590,7 @@ def test_share_needs_a_bucket_and_a_time_that_links_can_have(desk: Desk) -> None
 def test_what_is_not_to_be_stored_is_not_stored_to_be_shared(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "open_link_remote", Bucket)
+    monkeypatch.setattr(sharing, "open_link_remote", lambda name: Bucket())
     desk.settings = desk.settings.model_copy(update={"auto_save": False})
     say(desk.session, "One?")
     with pytest.raises(UsageError, match="this talk is not stored"):
@@ -602,6 +609,7 @@ def test_undo_turn_takes_the_last_message_back_and_keeps_it(desk: Desk) -> None:
     assert told(run(desk, "/undo-turn")) == ["taken back: Two?; /restore lists what was left behind"]
     assert desk.session.turns() == ["One?"]
     assert "the last: Two?" in output(run(desk, "/restore"))
+    assert "last turn" not in output(run(desk, "/stats"))
     run(desk, "/undo-turn")
     assert desk.session.turns() == []
 
@@ -618,9 +626,14 @@ def test_btw_leaves_no_trace(desk: Desk) -> None:
 def test_compact_goes_on_from_a_summary(desk: Desk) -> None:
     with pytest.raises(UsageError, match="there is nothing to compact yet"):
         run(desk, "/compact")
-    answers(desk, "It is blue.")
+    answers(desk, "It is blue. " * 20)
+    with pytest.raises(UsageError, match="there is too little to compact"):
+        run(desk, "/compact")
+    assert [message.role for message in desk.session.messages] == ["user", "assistant"]
+    answers(desk, "It is blue. " * 80)
     assert told(run(desk, "/compact"))[-1].startswith("the model goes on from this summary: 0 tokens became ")
-    assert [message.role for message in desk.session.messages] == ["user", "assistant", "system"]
+    roles = ["user", "assistant", "user", "assistant", "system"]
+    assert [message.role for message in desk.session.messages] == roles
 
 
 def test_retry_answers_the_last_message_again(desk: Desk) -> None:
@@ -827,7 +840,9 @@ def test_search_and_shell_are_turns_of_their_own(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, line: str, turn: str
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(f"satchel.agent.agent.{turn}", lambda *args: asked.append(args) or [Notice("done")])
+    monkeypatch.setattr(
+        f"satchel.agent.agent.{turn}", lambda *args, **how: asked.append(args) or [Notice("done")]
+    )
     assert run(desk, line) == [Notice("done")]
     assert asked == [(desk, line.split(maxsplit=1)[1])]
 
@@ -845,7 +860,10 @@ def test_feedback_becomes_a_training_set(desk: Desk, folder: Path, small: Loaded
     ]
     run(desk, "/bad Canberra.")
     events = run(desk, "/improve 'my set'")
-    assert told(events) == [f"written to {folder / 'my set'}: 1 sample to train, 1 to validate"]
+    assert told(events) == [
+        f"written to {folder / 'my set'}: 1 sample to train, 1 to validate",
+        "that is too little to train with yet: about 50 samples are a start",
+    ]
     assert output(events) == (
         f"mlx_lm.lora --model {small.path} --train --data '{folder / 'my set'}' --batch-size 1 --mask-prompt"
     )

@@ -17,6 +17,7 @@ from satchel.agent.routing.asked import requests_in
 from satchel.agent.routing.examples import BUILDING, HELD_OUT, load_examples
 from satchel.agent.routing.fitting import fit, word_matrix
 from satchel.agent.routing.intents import Decision
+from satchel.agent.routing.plain import is_plain
 from satchel.agent.routing.read_out import (
     ReadOut,
     file_name,
@@ -133,8 +134,10 @@ def test_what_was_asked_before_counts(
 
 
 def test_a_decision_says_why(router: IntentRouter) -> None:
-    assert "weather" in router.route("weather in Helsinki tomorrow").why
-    assert router.route("and tomorrow?", talk("weather in Bergen")).why == "goes on from: weather in Bergen"
+    assert router.route("weather in Helsinki tomorrow").why.startswith("because of “weather”")
+    assert (
+        router.route("and tomorrow?", talk("weather in Bergen")).why == "it goes on from “weather in Bergen”"
+    )
 
 
 def test_nothing_is_a_message_and_odd_bytes_are_text(router: IntentRouter) -> None:
@@ -352,3 +355,31 @@ def test_the_held_out_half_is_taken_for_what_it_is(router: IntentRouter) -> None
         router.route(e.message, talk(*(text for _, text in e.history))).intent is e.label for e in examples
     )
     assert right / len(examples) >= 0.90
+
+
+@pytest.mark.parametrize(
+    ("message", "files", "answered", "plain"),
+    [
+        ("Summarise README.md in one line", ["docs/README.md"], False, True),
+        ("Summarise README.md in one line", [], True, False),
+        ("rename the function in hello.py to main", ["hello.py"], False, True),
+        ("rename ahello.py to b.py", ["hello.py"], False, False),
+        ("把 hello.py里的函数改名", ["hello.py"], False, True),
+        ("run hello.py", ["hello.py"], False, False),
+        ("Fix the bug in this file", ["hello.py"], False, True),
+        ("how big is this file", [], True, False),
+        ("explain this code", [], True, True),
+        ("explain this code", [], False, False),
+        ("解释这段代码", [], True, True),
+        ("列出这个文件夹里最大的五个文件", ["hello.py"], True, False),
+        ("say A", [], False, True),
+        ("say how warm it is in Oslo now", [], False, False),
+        ("line one\nline two", [], False, True),
+        ("search the web for this:\nlighthouse keepers", [], False, False),
+        ("list the files here", ["hello.py"], True, False),
+    ],
+)
+def test_what_is_about_the_talk_is_for_the_model(
+    message: str, files: list[str], answered: bool, plain: bool
+) -> None:
+    assert is_plain(message, files, answered) is plain

@@ -658,20 +658,73 @@ def test_only_the_last_requests_are_told_and_cut():
         ("prime minister of Japan age", "what is the weather in Oslo tomorrow?"),
         ("Oslo weather tomorrow 今天任何", "Oslo weather tomorrow"),
         ("Oslo weather 2026 2021 2022 20", "Oslo weather 2026"),
-        ("weather " * 200_000, ("weather " * 25).strip()),
-        ("weather " * 100, ("weather " * 25).strip()),
+        ("Oslo " + "weather " * 200_000, "Oslo " + ("weather " * 24).strip()),
+        ("Oslo " + "weather " * 100, "Oslo " + ("weather " * 24).strip()),
     ],
 )
 def test_queries_are_one_clean_line_of_what_was_asked(answer, query):
-    got = query_from(answer, "what is the weather in Oslo tomorrow?")
+    got = query_from(answer, "what is the weather in Oslo tomorrow?", (), date(2026, 3, 14))
     assert got == query
     assert len(got) <= MAX_QUERY_CHARS
 
 
 def test_short_messages_may_become_something_else():
-    assert query_from("Oslo weather forecast", "and there?") == "Oslo weather forecast"
-    assert query_from("", "two\nlines\x07") == "two lines"
-    assert query_from("", "\x07") == "?"
+    today = date(2026, 3, 14)
+    assert query_from("Oslo weather forecast", "and there?", (), today) == "Oslo weather forecast"
+    assert query_from("", "two\nlines\x07", (), today) == "two lines"
+    assert query_from("", "\x07", (), today) == "?"
+
+
+@pytest.mark.parametrize(
+    ("request_", "query", "kept"),
+    [
+        ("weather in Oslo today", "Oslo weather today", True),
+        ("weather in Oslo today", "Norway weather today", False),
+        ("weather in oslo today", "Norway weather today", False),
+        ("Who leads SpaceX?", "SpaceX CEO", True),
+        ("Who leads SpaceX?", "CEO of a rocket company", False),
+        ("Find the newest Rust", "Rust latest version 2026", True),
+        ("hotels in Zürich", "Switzerland hotels", False),
+        ("who won the tour de france 2025?", "tour de france 2025 winner", True),
+        ("who won the tour de france 2025?", "tour de france 2025 2023", False),
+        ("who won the tour de france 2025?", "tour de france winner", False),
+        ("who won F1 last year?", "F1 champion 2025", True),
+        ("who won F1?", "F1 champion 2025", False),
+        ('is "dune part two" any good', "dune part two review", True),
+        ('is "dune part two" any good', "dune review", False),
+        ("奥斯陆今天天气怎么样？", "奥斯陆 今天 天气", True),
+        ("奥斯陆今天天气怎么样？", "挪威 今天 天气", False),
+        ("iPhone 17 多少钱", "iPhone 17 价格", True),
+        ("iPhone 17 多少钱", "iPhone 16 价格", False),
+        ("《哪吒2》票房多少？", "哪吒2 票房", True),
+        ("《哪吒2》票房多少？", "电影 票房", False),
+    ],
+)
+def test_names_numbers_and_quoted_words_are_in_a_query_and_no_other_numbers(request_, query, kept):
+    assert query_from(query, request_, (), date(2026, 3, 14)) == (query if kept else request_)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "request_", "query", "sent"),
+    [
+        ("weather in Oslo today", "and tomorrow?", "Oslo weather tomorrow", None),
+        ("weather in Oslo today", "and tomorrow?", "Norway weather", "weather in Oslo today and tomorrow?"),
+        ("best pizza in Naples?", "and in Rome", "Rome best pizza", None),
+        ("best pizza in Naples?", "and in Rome", "best pizza in Naples", "best pizza in Naples? and in Rome"),
+        ("weather in Oslo today", "bitcoin price", "bitcoin price", None),
+        ("who won in 1998?", "and who was the coach?", "1998 coach", None),
+        ("兰州明天天气怎么样？", "那后天呢", "后天 兰州 天气", None),
+        ("兰州明天天气怎么样？", "那后天呢", "甘肃 后天 天气", "兰州明天天气怎么样？ 那后天呢"),
+    ],
+)
+def test_what_goes_on_is_held_against_what_was_asked_before(earlier, request_, query, sent):
+    history = [Message(role="user", content=earlier), Message(role="assistant", content="It is 7 degrees.")]
+    assert query_from(query, request_, history, date(2026, 3, 14)) == (sent or query)
+
+
+def test_a_long_message_cannot_be_in_a_query_as_a_whole():
+    message = "Dear Ann, " + "it rains. " * 30 + "Will it rain in Oslo?"
+    assert query_from("Oslo rain forecast", message, (), date(2026, 3, 14)) == "Oslo rain forecast"
 
 
 # The message that a model answers, and what pages may not do in it

@@ -9,7 +9,15 @@ import threading
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from satchel.agent.answers import answer, answer_at, aside_turn, compact_turn, reading, retry_turn
+from satchel.agent.answers import (
+    NOT_SENT,
+    answer,
+    answer_at,
+    aside_turn,
+    compact_turn,
+    reading,
+    retry_turn,
+)
 from satchel.agent.commands import is_command, run_command
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Notice, Routed
@@ -22,7 +30,6 @@ if TYPE_CHECKING:
     from satchel.agent.attached import ContextFile
     from satchel.agent.router import Intent
 
-PASTED_LINES = 12  # so many are a text to talk about, and no request for a tool
 _MESSAGE = Choice(NO.key, "a message: [n]o tool")
 _INTENTS = {Choice("s", "a [s]earch"): "search", Choice("c", "a [c]ommand"): "shell", _MESSAGE: "chat"}
 
@@ -54,7 +61,7 @@ def run_turn(desk: Desk, text: str, cancel: threading.Event) -> Iterator[Event]:
     elif text.startswith("!"):
         yield from command_turn(desk, text[1:].strip())
     elif text.startswith("?") and (text == "?" or text.strip("?？")):
-        yield from search_turn(desk, text[1:].strip(), rewrite=False)
+        yield from search_turn(desk, text[1:].strip(), rewrite=False, must_find=True)
     elif text:
         yield from _message_turn(desk, text)
 
@@ -67,26 +74,31 @@ def _message_turn(desk: Desk, text: str) -> Iterator[Event]:
     routed = desk.routing and not mentioned(text, desk.tools.cwd)
     intent = (yield from _routed(desk, text)) if routed else Intent.CHAT
     if desk.cancel.is_set():
+        yield Notice(NOT_SENT)
         return
     if intent is Intent.SEARCH:
         yield from search_turn(desk, text)
     elif intent is Intent.SHELL:
-        yield from shell_turn(desk, text)
+        yield from shell_turn(desk, text, must_propose=False)
     else:
         yield from answer_at(desk, (yield from with_mentioned(desk, text)))
 
 
 def _routed(desk: Desk, text: str) -> Generator[Event, None, Intent]:
     """Returns what `text` is taken for; where that is unsure, the user says it, if they want to be asked."""
+    from satchel.agent.context import known_files
     from satchel.agent.router import Intent
+    from satchel.agent.routing.plain import is_plain
 
-    if text.count("\n") >= PASTED_LINES:
+    session = desk.session
+    files = [file.path for file in known_files(session.messages)]
+    if is_plain(text, files, session.last_answer() is not None):
         return Intent.CHAT
     router = desk.tools.router
     yield from reading(router.prepare(desk.cancel))
     if desk.cancel.is_set():
         return Intent.CHAT
-    decision = router.route(text, desk.session.messages)
+    decision = router.route(text, session.messages)
     while router.notices:
         yield Notice(router.notices.pop(0))
     yield Routed(decision)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from satchel.agent.desk import Desk
-from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone
+from satchel.agent.events import Event, Notice, PrefillProgress, TextDelta, TurnDone, Working
 from satchel.config.settings import Settings
 from satchel.engine.generate import Delta, Finished, Progress
 from satchel.errors import UsageError
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LEAST_DATA, MOST_DATA = 200, 3000  # tokens; more costs more time to read than it tells
 ASIDE_TOKENS = 512  # of an explanation or a summary, at most
+LEAST_COMPACTED = 256  # tokens of talk: a summary of less, with what it quotes, may be longer
+NOT_SENT = "stopped; nothing was sent"  # where the turn ends before the model has the message
 LIVELY = 0.7  # the temperature at which a model that takes the likeliest token always is asked again
 
 
@@ -134,10 +136,15 @@ def compact_turn(desk: Desk) -> Iterator[Event]:
     """Summarise the talk, and go on from the summary.
 
     Raises:
-        UsageError: there is nothing to summarise.
+        UsageError: there is nothing to summarise, or too little to gain by it.
         SatchelError: there is no room for a summary, or it could not be saved.
     """
     session, before = desk.session, len(desk.session.token_ids)
+    said = sum(session.count_tokens(message.content) for message in session.since_summary())
+    if 0 < said < LEAST_COMPACTED:
+        raise UsageError(
+            f"there is too little to compact: a summary of {said} tokens of talk would not be shorter"
+        )
     yield from shown(desk, session.compact(max_tokens=ASIDE_TOKENS, cancel=desk.cancel))
     if desk.cancel.is_set():
         yield Notice("nothing was compacted")
@@ -153,21 +160,26 @@ def compact_turn(desk: Desk) -> Iterator[Event]:
 def collected(
     desk: Desk,
     pieces: Iterator[Progress | Delta | Finished],
+    work: str,
     until: Callable[[str], bool] = lambda text: False,
 ) -> Generator[Event, None, str]:
-    """Returns the text of an answer that is not for the user; yields the progress of reading for it.
+    """Returns the text of an answer that is not for the user; yields that `work` goes on, and reading for it.
 
     One that did not come to its end is none: "".
 
     Args:
+        work: what it is for, as the user is told.
         until: says of the text so far whether the rest is not worth waiting for.
     """
     said = ""
+    yield Working(work)
     for piece in pieces:
         match piece:
             case Progress(done, total):
                 yield PrefillProgress(done, total)
             case Delta(text=text):
+                if not said:
+                    yield Working(work)  # reading has taken its place
                 said += text
                 if until(said):
                     break

@@ -5,7 +5,8 @@ Texts of models, pages, commands and files are untrusted: whoever shows them san
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # the engine brings MLX
@@ -26,6 +27,13 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Working:
+    """What the model does now that has nothing to show yet, in a few words; until the next event."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextDelta:
     """A piece of the model's answer, as the model wrote it."""
 
@@ -41,9 +49,14 @@ class Notice:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the user asked to see: lines of text."""
+    """What the user asked to see: lines of text.
+
+    Attributes:
+        fit: the same for a window of so many columns, where that can be laid out better than by wrapping it.
+    """
 
     text: str
+    fit: Callable[[int], str] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +146,7 @@ class Quit:
 
 Event = (
     PrefillProgress
+    | Working
     | TextDelta
     | Notice
     | Output

@@ -110,13 +110,14 @@ class IntentRouter:
             why = f"unsure: {likeliest} {confidence:.2f}, {runner_up} {others:.2f}"
             return Decision(Intent.CHAT, confidence, why, likeliest, runner_up)
         if follows and outcomes[_GOES_ON] > outcomes[order[0]]:
-            why = f"goes on from: {_short(earlier)}"
+            why = f"it goes on from “{_short(earlier)}”"
         else:
-            why = self._telling(message, int(order[0])) or "the whole of it"
+            telling = self._telling(message, int(order[0]))
+            why = f"because of {telling}" if telling else "by the whole of it"
         return Decision(likeliest, confidence, why, likeliest, runner_up)
 
     def _telling(self, message: str, outcome: int) -> str:
-        """The words of `message` that speak most for `outcome`."""
+        """The words of `message` that speak most for `outcome`, in quotes."""
         weights = self._prepared().words
         weights = weights - weights.mean(1, keepdims=True)
         told: dict[str, float] = {}
@@ -130,7 +131,7 @@ class IntentRouter:
         for name in sorted(told, key=lambda name: -told[name]):
             if len(chosen) < TOLD and not any(name in other or other in name for other in chosen):
                 chosen.append(name)
-        return ", ".join(chosen)
+        return " and ".join(f"“{name}”" for name in chosen)
 
     def _outcomes(self, text: str) -> np.ndarray:
         """The probabilities of `OUTCOMES` for `text` by itself, (4,)."""

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterator
 from datetime import date
 from typing import TYPE_CHECKING
 
-from satchel.agent.answers import answer_at, collected, room_for_data
+from satchel.agent.answers import NOT_SENT, answer_at, collected, room_for_data
 from satchel.agent.desk import Desk
 from satchel.agent.events import Event, Failed, Notice, Searching, SourcesFound
 from satchel.errors import SatchelError, UsageError
@@ -49,6 +49,7 @@ def search_turn(
         raise UsageError("there is nothing to search for", "write it behind: ? or /search")
     query = (yield from rewritten(desk, message)) if rewrite else message
     if desk.cancel.is_set():
+        yield Notice(NOT_SENT)
         return
     try:
         finder = desk.tools.finder
@@ -88,10 +89,12 @@ def rewritten(desk: Desk, message: str) -> Generator[Event, None, str]:
     """Returns the query that the model makes of `message`, what was said before, and the date."""
     from satchel.agent.search.query import query_from, rewriting_question
 
-    question = rewriting_question(message, desk.session.messages, date.today())
+    history, today = desk.session.messages, date.today()
+    question = rewriting_question(message, history, today)
     try:
         pieces = desk.tools.rewriter.answer(question, max_tokens=QUERY_TOKENS, cancel=desk.cancel)
-        return query_from((yield from collected(desk, pieces)), message)
+        said = yield from collected(desk, pieces, "writing a search query")
+        return query_from(said, message, history, today)
     except SatchelError as err:
         yield Notice(f"{err.one_line()}: it is searched for as it was asked")
         return message

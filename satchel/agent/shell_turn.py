@@ -34,23 +34,32 @@ EXPLAIN, COPY = Choice("x", "e[x]plain"), Choice("c", "[c]opy")
 REFUSE = Choice(NO.key, "[n]o")
 
 
-def shell_turn(desk: Desk, request: str, *, summarised: bool = True) -> Iterator[Event]:
+def shell_turn(
+    desk: Desk, request: str, *, summarised: bool = True, must_propose: bool = True
+) -> Iterator[Event]:
     """Have the model propose a command for `request`, and run it if the user agrees.
 
     A command that fails may be followed by one more proposal, with the error in view.
 
     Args:
         summarised: have the model say what came out.
+        must_propose: end the turn where the model proposes no command, in place of an answer without one.
 
     Raises:
         SatchelError: the turn could not be run or saved.
     """
+    from satchel.agent.context import with_files
     from satchel.agent.shell.report import retry_question
 
     if not request.strip():
         raise UsageError("nothing is asked for", "write it behind: /shell")
     command = yield from proposed(desk, request)
     if desk.cancel.is_set():
+        yield Notice("stopped; nothing was run")
+        return
+    if not command and not must_propose:
+        yield Notice("the model proposed no command, and answers in words")
+        yield from answer_at(desk, with_files(request, ()))
         return
     if not command:
         yield Failed("the model proposed no command: say it in other words, or write the command behind !")
@@ -103,7 +112,7 @@ def _proposal(desk: Desk, question: str) -> Generator[Event, None, str]:
     from satchel.agent.shell.proposal import command_from, goes_in_circles
 
     pieces = desk.tools.proposer.answer(question, max_tokens=COMMAND_TOKENS, cancel=desk.cancel)
-    return command_from((yield from collected(desk, pieces, until=goes_in_circles)))
+    return command_from((yield from collected(desk, pieces, "thinking of a command", goes_in_circles)))
 
 
 def _run_if_agreed(

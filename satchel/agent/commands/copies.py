@@ -17,30 +17,22 @@ from satchel.agent.events import Event, Notice, Output
 from satchel.agent.user import agrees
 from satchel.config.waits import PATIENCE_S, POLL_S
 from satchel.errors import NotFoundError, UsageError
+from satchel.exchange.endings import MD, MLX_LM, WORDS, format_of
 from satchel.files import atomic_file, cannot_write
 
 if TYPE_CHECKING:
     from satchel.agent.desk import Desk
     from satchel.cache_store.manifest import Manifest
 
-WORDS = ("md", "json", "jsonl")
-STATE, MLX_LM = "safetensors", "mlx-lm.safetensors"
 SHARED_FOR = "24h"
 
 
 def export(desk: Desk, argument: str) -> Iterator[Event]:
     if not argument:
-        yield Output(_words(desk, "md"))
+        yield Output(_words(desk, MD))
         return
     target = below(desk.tools.cwd, argument)
-    kind = next((kind for kind in (*WORDS, MLX_LM, STATE) if target.name.lower().endswith(f".{kind}")), None)
-    if kind is None:
-        raise UsageError(
-            f"the name {target.name!r} does not say what to write",
-            "it ends with .md, .json or .jsonl (the words), .safetensors (everything), or "
-            ".mlx-lm.safetensors (a prompt cache for mlx-lm)",
-        )
-    yield from _exported(desk, kind, target)
+    yield from _exported(desk, format_of(target.name), target)
 
 
 def _exported(desk: Desk, kind: str, target: Path) -> Iterator[Event]:
@@ -128,12 +120,7 @@ def share(desk: Desk, argument: str) -> Iterator[Event]:
 
     lasting = argument or SHARED_FOR
     expiry_s = parse_expiry_s(lasting)
-    try:
-        remote = open_link_remote()
-    except NotFoundError as err:
-        raise UsageError("a link needs a bucket", "`satchel sync setup` sets one up") from err
-    except UsageError as err:
-        raise UsageError(str(err), "`satchel share --output FILE` seals a talk into a file") from err
+    remote = open_link_remote(desk.session.name)
     link = share_session(remote, desk.manager.store, _stored(desk), expiry_s)
     early = ", or until the temporary credentials that it was made with end" if ends_early(link) else ""
     yield Notice(f"whoever has the link can read the session, for {lasting}{early}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from satchel.agent.desk import Desk
 
 FOLDER = "training"  # below the data directory
+ENOUGH = 50  # samples, to begin to train with
 
 
 def good(desk: Desk, argument: str) -> Iterator[Event]:
@@ -43,6 +44,8 @@ def improve(desk: Desk, argument: str) -> Iterator[Event]:
     dataset = write_dataset(folder)
     train, test = counted(dataset.train, "sample"), f", {dataset.test:,} to test" if dataset.test else ""
     yield Notice(f"written to {folder}: {train} to train, {dataset.valid:,} to validate{test}")
+    if dataset.train < ENOUGH:
+        yield Notice(f"that is too little to train with yet: about {ENOUGH} samples are a start")
     if dataset.left_out:
         yield Notice(
             f"{counted(dataset.left_out, 'judged answer')} left out: bad without a better one, or empty"

@@ -24,7 +24,11 @@ PREFIXES = {
 def help_command(desk: Desk, argument: str) -> Iterator[Event]:
     from satchel.agent.commands.table import find_command
 
-    yield Output(_explained(find_command(argument.removeprefix("/"))) if argument else _listed())
+    if argument:
+        text = _explained(find_command(argument.removeprefix("/")))
+        yield Output(text, lambda columns: _filled(text, columns))
+    else:
+        yield Output(_listed())
 
 
 def _listed() -> str:
@@ -47,6 +51,16 @@ def _explained(command: Command) -> str:
     if command.examples:
         lines += ["examples:", *(f"  {example}" for example in command.examples)]
     return "\n".join(lines)
+
+
+def _filled(text: str, columns: int) -> str:
+    """`text` with its lines wrapped between words, each with its own indent."""
+    lines = text.split("\n")
+    indents = [line[: len(line) - len(line.lstrip())] for line in lines]
+    return "\n".join(
+        fill(line, columns, subsequent_indent=indent, break_on_hyphens=False)
+        for line, indent in zip(lines, indents, strict=True)
+    )
 
 
 def page() -> str:

@@ -72,7 +72,7 @@ def _taken_over(desk: Desk, manager: SessionManager, profile: Profile | None) ->
     """The talk at `desk` as a session of `manager`, with all that was said, be it stored or not."""
     before = desk.session
     session = manager.open(before.id, profile) if before.id else manager.new()
-    session.messages = list(before.messages)
+    session.messages, session.figures = list(before.messages), before.figures
     if session.turns() and not before.id:  # of a stored one it says so by itself
         session.notices.append(READ_AGAIN)
     return session

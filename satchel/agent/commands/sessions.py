@@ -10,6 +10,7 @@ from satchel.agent.commands.listing import counted, local_time
 from satchel.agent.events import Event, Notice, Output, Quit, Switched
 from satchel.cache_store.manifest import title_of
 from satchel.errors import UsageError
+from satchel.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from satchel.agent.desk import Desk
@@ -18,17 +19,49 @@ if TYPE_CHECKING:
 
 PAGE = 50  # sessions in a list
 
+# A window with fewer columns shows fewer of the figures.
+WIDE, NARROW = 80, 56
+MIN_TITLE = 4  # columns: a shorter piece of a title says nothing
 
-def session_table(heads: Iterable[Head]) -> str:
-    """Stored sessions, a line each, times in the local zone."""
+
+def session_table(heads: Iterable[Head], columns: int | None = None) -> str:
+    """Stored sessions, a line each, times in the local zone.
+
+    Args:
+        columns: of the window. A narrow one shows less of each: first of the titles, then of the figures; a
+            name is what is typed, and stays whole. None shows everything.
+    """
     # Names and titles stand last: they may hold wide characters, which would break the columns.
-    lines = [f"{'SAVED':<16}  {'TURNS':>5}  {'TOKENS':>7}  {'SIZE':>9}  NAME  TITLE"]
+    lines: list[tuple[str, ...]] = [
+        (f"{'SAVED':<16}", f"{'TURNS':>5}", f"{'TOKENS':>7}", f"{'SIZE':>9}", "NAME", "TITLE")
+    ]
     for head in heads:
-        saved = local_time(head.updated_at)
-        size = f"{head.stored_bytes / 1e6:.1f} MB"
         title = f"{head.title} ({head.archive_note})" if head.archive_note else head.title
-        lines.append(f"{saved}  {head.turns:>5}  {head.token_count:>7,}  {size:>9}  {head.name}  {title}")
-    return "\n".join(lines)
+        size = f"{head.stored_bytes / 1e6:.1f} MB"
+        figures = f"{head.turns:>5}", f"{head.token_count:>7,}", f"{size:>9}"
+        lines.append((local_time(head.updated_at), *figures, sanitize_line(head.name), sanitize_line(title)))
+    if columns is None:
+        return "\n".join("  ".join(line) for line in lines)
+    if columns < WIDE:
+        lines = [(saved, turns, name, title) for saved, turns, _, _, name, title in lines]
+    if columns < NARROW:
+        lines = [(saved[: len("2026-01-31")], name, title) for saved, _, name, title in lines]
+    from wcwidth import width
+
+    name_columns = min(max(width(line[-2]) for line in lines), columns // 4)
+    return "\n".join(_fitted(line, name_columns, columns) for line in lines)
+
+
+def _fitted(cells: Sequence[str], name_columns: int, columns: int) -> str:
+    """`cells` in a line of at most so many columns, at the cost of the last; the name is before it."""
+    from wcwidth import clip, ljust, width
+
+    *others, name, title = cells
+    before = "  ".join([*others, ljust(name, name_columns), ""])
+    room = columns - width(before)
+    if width(title) <= room:
+        return before + title
+    return f"{before}{clip(title, 0, room - 1).rstrip()}…" if room >= MIN_TITLE else before.rstrip()
 
 
 def save(desk: Desk, argument: str) -> Iterator[Event]:
@@ -68,7 +101,7 @@ def clear(desk: Desk, argument: str) -> Iterator[Event]:
 def sessions(desk: Desk, argument: str) -> Iterator[Event]:
     listed = desk.manager.store.heads(PAGE)
     if listed.heads:
-        yield Output(session_table(listed.heads))
+        yield Output(session_table(listed.heads), lambda columns: session_table(listed.heads, columns))
         if len(listed.heads) < listed.total:
             yield Notice(
                 f"the newest {PAGE} of {listed.total:,}; `satchel sessions list --limit 0` shows all"

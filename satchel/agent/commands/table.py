@@ -150,7 +150,8 @@ COMMANDS = (
         "go on from a summary of the talk, which frees the context",
         talk.compact,
         TALK,
-        more="All that was said stays in the transcript, and /restore takes the summary back.",
+        more="All that was said stays in the transcript, and /restore takes the summary back. "
+        "A short talk is left as it is.",
     ),
     Command(
         "loop",
@@ -259,7 +260,7 @@ COMMANDS = (
         "search the web, and answer from what is found",
         tools.search,
         TOOLS,
-        more="`?query` searches for just these words.",
+        more="`?query` searches for just these words. Where nothing is found, nothing is answered.",
         examples=("/search who won the Tour de France this year?",),
     ),
     Command(
@@ -383,7 +384,7 @@ COMMANDS = (
         "write the feedback as a training set for mlx_lm.lora",
         feedback.improve,
         FEEDBACK,
-        more="Prints the command that trains with it.",
+        more="Prints the command that trains with it. About 50 samples are a start.",
         examples=("/improve", "/improve ~/training"),
         complete="path",
     ),

@@ -32,7 +32,7 @@ def raw(desk: Desk, argument: str) -> Iterator[Event]:
 def search(desk: Desk, argument: str) -> Iterator[Event]:
     from satchel.agent.agent import search_turn
 
-    yield from search_turn(desk, argument)
+    yield from search_turn(desk, argument, must_find=True)
 
 
 def shell(desk: Desk, argument: str) -> Iterator[Event]:

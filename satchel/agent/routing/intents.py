@@ -21,7 +21,7 @@ class Decision:
     Attributes:
         intent: CHAT where the decision is unsure.
         confidence: the probability of the likeliest intent, from 1/3 to 1.
-        why: one short line for the user.
+        why: for the user, behind what it is taken for.
         likeliest: the likeliest intent; another one than `intent` only where that is unsure.
         runner_up: the one after it.
     """

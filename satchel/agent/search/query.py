@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from satchel.agent.attached import split_files
+from satchel.agent.search.guard import goes_on, keeps_what_matters
 from satchel.agent.search.prompts import OPENED
 from satchel.agent.search.words import is_unspaced, terms
 from satchel.agent.shell.report import RAN, is_own_command
@@ -102,9 +103,13 @@ EXAMPLES: tuple[Message, ...] = _examples()
 
 def rewriting_question(message: str, history: Sequence[Message], today: date) -> str:
     """What a model that has read `EXAMPLES` is asked, to make a query of `message` after `history`."""
-    earlier = [request for said in history if said.role == "user" and (request := _requested(said.content))]
-    shown = [_line(request, MAX_EARLIER_CHARS) for request in earlier[-EARLIER_TURNS:]]
-    return _asked(today, shown, _line(message, MAX_MESSAGE_CHARS))
+    return _asked(today, _earlier(history), _line(message, MAX_MESSAGE_CHARS))
+
+
+def _earlier(history: Sequence[Message]) -> list[str]:
+    """What was asked last, as it is told to the model."""
+    requests = [request for said in history if said.role == "user" and (request := _requested(said.content))]
+    return [_line(request, MAX_EARLIER_CHARS) for request in requests[-EARLIER_TURNS:]]
 
 
 def _requested(content: str) -> str:
@@ -114,20 +119,25 @@ def _requested(content: str) -> str:
     return "" if ran and is_own_command(request) else request.strip()
 
 
-def query_from(answer: str, message: str) -> str:
+def query_from(answer: str, message: str, history: Sequence[Message], today: date) -> str:
     """The query in a model's `answer`: one line of at most `MAX_QUERY_CHARS`, never empty.
 
-    It is `message` itself where the answer is none, a refusal, one of the examples, or of other things.
+    It is `message` itself, behind what was asked last if it goes on from that, where the answer is none, a
+    refusal, one of the examples, of other things, or without what matters of the message.
     """
-    asked = _line(message, MAX_QUERY_CHARS) or "?"
+    asked, earlier = _line(message, MAX_QUERY_CHARS) or "?", _earlier(history)
+    whole = _cut(f"{earlier[-1]} {asked}", MAX_QUERY_CHARS) if earlier and goes_on(asked) else asked
     for line in sanitize(answer[:_MAX_ANSWER_CHARS]).splitlines():
         if _ASKED.match(line):
             continue
         query = " ".join(_LABEL.sub("", line, count=1).strip(_QUOTES).split())
         if query:
             query = _cut(_NUMBERS_IN_A_ROW.sub(r"\1", _in_the_script_of(asked, query)), MAX_QUERY_CHARS)
-            return query if _can_be_of(query, asked) else asked
-    return asked
+            # What does not fit into a query cannot all be in it.
+            is_long = len(message) > MAX_QUERY_CHARS
+            kept = is_long or keeps_what_matters(query, asked, earlier, today)
+            return query if _can_be_of(query, asked) and kept else whole
+    return whole
 
 
 def _in_the_script_of(asked: str, query: str) -> str:

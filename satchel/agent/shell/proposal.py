@@ -192,7 +192,17 @@ def explanation_question(command: str) -> str:
 
 # Reading an answer
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL | re.MULTILINE)
+# A line that opens or closes a block of code, with the language if it names one
+_FENCE = re.compile(r"[ \t>]*(?:`{2,}|~{3,}|'{3,}|\"{3,})[ \t]*([\w+.-]*)[ \t]*")
+_LANGUAGE = r"(?:bash|sh|zsh|fish|shell|console|shell-?session|terminal|command|text|plaintext)"
+# Fences in the line of a command: around it, before it, and behind it
+_IN_ONE_LINE = re.compile(
+    rf"^[ \t>]*(`{{2,}})[ \t]*(?:{_LANGUAGE}[ \t]+)?([^`\n]*[^`\s])[ \t]*\1[ \t]*$", re.MULTILINE
+)
+_OPENED_BEFORE = re.compile(
+    rf"^[ \t>]*`{{3,}}[ \t]*(?:{_LANGUAGE}[ \t]+)?(?=[^`\s]+[ \t]+[^`\s])", re.MULTILINE
+)
+_CLOSED_BEHIND = re.compile(r"(?<=[^\s`>])[ \t]*`{3,}[ \t]*$", re.MULTILINE)
 _LABEL = re.compile(
     r"^\*{0,2}(?:command|answer|output|shell|bash|sh|zsh|命令|答案)\*{0,2}\s*[::]\*{0,2}\s*", re.IGNORECASE
 )
@@ -232,12 +242,33 @@ def command_from(answer: str) -> str:
     if goes_in_circles(answer):
         return ""
     text = sanitize(answer[:MAX_ANSWER_CHARS].replace("\r\n", "\n"))
-    fence = _FENCE.search(text)
-    lines = fence[2].split("\n") if fence else _lines_of_command(text)
-    command = "\n".join(_PROMPT.sub("", line.rstrip()) for line in lines).strip()
-    if not fence and (whole := _INLINE.fullmatch(command)):
+    command = "\n".join(_PROMPT.sub("", line.rstrip()) for line in _proposed_lines(text)).strip()
+    if whole := _INLINE.fullmatch(command):
         command = whole[1].strip()
+    if command.count("`") == 1:  # what is left of a pair
+        command = command.removeprefix("`").removesuffix("`").strip()
     return command if _may_be_meant(command) else ""
+
+
+def _proposed_lines(text: str) -> list[str]:
+    """The lines of a block of code, or those before a stray fence; else the first words in backticks."""
+    text = _IN_ONE_LINE.sub(r"```\n\2\n```", text)
+    text = _CLOSED_BEHIND.sub("\n```", _OPENED_BEFORE.sub("```\n", text))
+    parts: list[list[str]] = [[]]  # before the first fence, behind it, behind the second one
+    languages: list[str] = []
+    for line in text.split("\n"):
+        if fence := _FENCE.fullmatch(line):
+            languages.append(fence[1])
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    # One fence without a language ends what stands before it; all others begin a block.
+    order = [0, 1] if languages == [""] else [1, 0, *range(2, len(parts))]
+    for place in order:
+        if place < len(parts) and (found := _lines_of_command(parts[place])):
+            return parts[place] if place == 1 else found
+    inline = _INLINE.search(text)
+    return [inline[1]] if inline else []
 
 
 def _may_be_meant(command: str) -> bool:
@@ -254,15 +285,13 @@ def _repeats_itself(line: str) -> bool:
     return max([0, *arguments.values(), *runs]) > MAX_SAME_WORDS
 
 
-def _lines_of_command(text: str) -> list[str]:
-    """The first lines that are no sentences; else the first words in backticks."""
+def _lines_of_command(lines: Sequence[str]) -> list[str]:
+    """The first of `lines` that are no sentences."""
     found: list[str] = []
-    for line in text.split("\n"):
+    for line in lines:
         bare = _LABEL.sub("", line.strip())
         if bare and not any(pattern.fullmatch(bare) for pattern in _NO_COMMAND):
             found.append(bare if bare != line.strip() else line)
         elif found:
             break
-    if not found and (inline := _INLINE.search(text)):
-        return [inline[1]]
     return found
