@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class SatchelError(Exception):
     """Something the user can understand and act on: one line, no traceback."""
@@ -52,3 +54,12 @@ class RefusedError(SatchelError):
     """Refused by the user or by a safety rule."""
 
     exit_code = 6
+
+
+def fault_of(err: Exception) -> SatchelError:
+    """For an exception that nobody foresaw: where it was raised, and not what it met there."""
+    trace, place = err.__traceback__, "an unknown place"
+    while trace:
+        place = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return SatchelError(f"a fault of Satchel itself, {type(err).__name__} at {place}")

@@ -15,6 +15,7 @@ from web_servers import SearXNGServer
 
 from satchel.agent.toolbox import Toolbox
 from satchel.cache_store.local import LocalStore
+from satchel.cli.schemas import faults, record_of
 from satchel.config.profiles import get_profile
 from satchel.config.settings import Settings
 from satchel.engine.generate import Delta, Finished, Stats
@@ -33,10 +34,10 @@ def small(smollm: LoadedModel) -> LoadedModel:
 def loaded(monkeypatch: pytest.MonkeyPatch, satchel_home: Path, tmp_path: Path, small: LoadedModel) -> Path:
     """Every command gets the small model, and runs in a directory of its own, which this is."""
 
-    def load_manager(settings: Settings) -> SessionManager:
+    def load_manager(settings: Settings, progress: object = None) -> SessionManager:
         return SessionManager(LocalStore(satchel_home), small, get_profile(PROFILE), settings)
 
-    for module in ("app", "agent", "ingest"):
+    for module in ("ask", "agent", "ingest", "talk"):
         monkeypatch.setattr(f"satchel.cli.{module}.load_manager", load_manager)
     (folder := tmp_path / "here").mkdir()
     monkeypatch.chdir(folder)
@@ -69,6 +70,44 @@ def test_without_a_terminal_a_command_is_printed_and_nothing_runs(
     done = satchel("shell", "make", "a file")
     assert (done.returncode, done.stdout, done.stderr) == (0, "touch made\n", "")
     assert not (loaded / "made").exists()
+
+
+def test_as_json_a_command_is_judged_and_runs_with_yes_only(
+    satchel: Run, loaded: Path, proposing: Callable[..., None]
+) -> None:
+    proposing(*["touch made; echo done; exit 3"] * 3)
+    done = satchel("shell", "--json", "make a file")
+    proposed = json.loads(done.stdout)
+    kind, _ = record_of("shell")
+    assert list(faults(proposed, kind)) == []
+    assert (done.returncode, proposed["command"], proposed["ran"]) == (
+        0,
+        "touch made; echo done; exit 3",
+        False,
+    )
+    assert proposed["touches"] == ["reads", "writes"]
+    assert not (loaded / "made").exists()
+
+    done = satchel("shell", "--json", "--yes", "--no-summary", "make a file")
+    ran = json.loads(done.stdout)
+    assert list(faults(ran, kind)) == []
+    assert (done.returncode, ran["exit_code"], ran["ran"], ran["output"]) == (3, 3, True, "done\n")
+    assert (loaded / "made").exists()
+
+
+def test_as_json_what_was_refused_is_told_as_well(
+    satchel: Run, loaded: Path, proposing: Callable[..., None]
+) -> None:
+    proposing("rm -rf x")
+    done = satchel("shell", "--json", "--yes", "delete x")
+    assert done.returncode == 6
+    refused = json.loads(done.stdout)
+    assert (refused["ran"], refused["touches"], refused["exit_code"]) == (
+        False,
+        ["destructive", "writes"],
+        None,
+    )
+    assert "is destructive" in done.stderr
 
 
 def test_a_destructive_command_is_printed_too_and_does_not_run(
@@ -283,13 +322,13 @@ def test_files_are_named_in_a_question_as_well(
         (("ask", "-f", "c.bin", "What?"), 3, "there is no text to read in c.bin"),
         (("ingest", "nowhere", "--name", "x"), 3, "nowhere"),
         (("ingest", "b.md", "--name", "a/b"), 2, "a/b"),
-        (("ingest", "b.md"), 2, "Missing option '--name'"),
+        (("ingest", "b.md"), 2, "the option '--name' is missing"),
         (("search", ""), 2, "nothing was asked"),
         (("search", "--provider", "google", "x"), 2, "google"),
         (("search", "--provider", "searxng", "x"), 2, "no SearXNG server is named"),
-        (("search", "-n", "0", "x"), 2, "search.results"),
+        (("search", "-n", "0", "x"), 2, "--results is 0; at least 1"),
         (("shell", " "), 2, "nothing was asked"),
-        (("shell", "--timeout", "0", "x"), 2, "shell.timeout_s"),
+        (("shell", "--timeout", "0", "x"), 2, "--timeout is 0.0; above 0"),
     ],
 )
 def test_what_cannot_be_is_one_line_before_a_model_is_loaded(
@@ -300,7 +339,7 @@ def test_what_cannot_be_is_one_line_before_a_model_is_loaded(
     exit_code: int,
     complaint: str,
 ) -> None:
-    for module in ("app", "agent", "ingest"):
+    for module in ("ask", "agent", "ingest"):
         monkeypatch.delattr(f"satchel.cli.{module}.load_manager")
     done = satchel(*args)
     assert (done.returncode, done.stdout) == (exit_code, "")

@@ -45,6 +45,7 @@ from satchel.engine.prompt_cache import open_prompt_cache
 from satchel.errors import DamagedError, NotFoundError, UsageError, VersionError
 from satchel.exchange import tensors, token_ids
 from satchel.exchange.chat_text import parse_messages
+from satchel.exchange.endings import format_of
 from satchel.exchange.markdown import from_markdown, to_markdown
 from satchel.exchange.prompt_caches import export_prompt_cache, import_prompt_cache
 from satchel.exchange.tensors import import_tensors, write_session
@@ -850,6 +851,36 @@ def test_sessions_are_exported_and_imported_by_command(satchel, tmp_path: Path) 
     assert satchel("sessions", "export", "words", "--format", "jsonl").stdout == to_jsonl(talk())
 
 
+def test_a_files_ending_says_what_is_exported_unless_the_format_is_named(satchel, tmp_path: Path) -> None:
+    stored_session(LocalStore(tmp_path / "home"))
+    for name, more, begins in (
+        ("talk.JSON", (), b'{\n  "format": "satchel-session"'),
+        ("talk.jsonl", (), b'{"role": "'),
+        ("talk.md", (), b"---\nsatchel: 1\n"),
+        ("talk.txt", ("--format", "md"), b"---\nsatchel: 1\n"),
+        ("other.md", ("--format", "jsonl"), b'{"role": "'),
+    ):
+        done = satchel("sessions", "export", "bruno", "--output", tmp_path / name, *more)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (0, f"written to {tmp_path / name}")
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    whole = tmp_path / "talk.safetensors"
+    assert satchel("sessions", "export", "bruno", "--output", whole).returncode == 0
+    assert recognise(whole) == "safetensors"
+    refused = satchel("sessions", "export", "bruno", "--output", tmp_path / "talk.doc")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "satchel: the name 'talk.doc' does not say what to write; it ends with .md, .json or .jsonl (the "
+        "words), .safetensors (everything), or .mlx-lm.safetensors (a prompt cache for mlx-lm); "
+        "--format says it, too\n",
+    )
+    assert not (tmp_path / "talk.doc").exists()
+
+
+def test_the_longest_ending_counts() -> None:
+    assert format_of("a.mlx-lm.safetensors") == "mlx-lm"
+    assert format_of("a.safetensors") == "safetensors"
+
+
 def test_a_file_is_replaced_only_when_asked(satchel, tmp_path: Path) -> None:
     stored_session(LocalStore(tmp_path / "home"))
     file = tmp_path / "out.md"
@@ -909,13 +940,14 @@ def test_a_prompt_cache_goes_in_and_out_by_command(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(model_module, "load_model", lambda name, progress: smollm)
+    monkeypatch.setattr(model_module, "load_model", lambda *_: smollm)
     file, tokens, out = write(caches), tmp_path / "ids.txt", tmp_path / "out.safetensors"
     tokens.write_text(" ".join(map(str, ids)))
     made = satchel("sessions", "import", file, "--tokens", tokens, "--name", "cached")
     assert (made.stdout, made.stderr) == ("cached\n", f"1 message; {len(ids)} tokens\n")
     result = satchel("sessions", "export", "cached", "--format", "mlx-lm", "--output", out)
-    assert (result.returncode, result.stderr) == (0, f"mlx_lm takes it with --model {smollm.path}\n")
+    said = f"mlx_lm takes it with --model {smollm.path}\nwritten to {out}\n"
+    assert (result.returncode, result.stderr) == (0, said)
     back, metadata = load_prompt_cache(str(out), return_metadata=True)
     assert metadata["model"] == str(smollm.path)
     np.testing.assert_array_equal(

@@ -418,8 +418,8 @@ def test_an_exported_prompt_cache_comes_with_the_model_to_give_to_mlx_lm(
     session, file = open_manager(satchel_home, small).new(), tmp_path / "out.safetensors"
     say(session, "Hi", max_tokens=2)
     session.save("a")
-    monkeypatch.setattr(model_module, "load_model", lambda name, progress: small)
+    monkeypatch.setattr(model_module, "load_model", lambda *_: small)
     result = satchel("sessions", "export", "a", "--format", "mlx-lm", "--output", file)
     assert (result.returncode, result.stdout) == (0, "")
-    assert result.stderr == f"mlx_lm takes it with --model {small.path}\n"
+    assert result.stderr == f"mlx_lm takes it with --model {small.path}\nwritten to {file}\n"
     assert load_prompt_cache(str(file), return_metadata=True)[1]["model"] == str(small.path)

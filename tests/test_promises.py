@@ -353,7 +353,7 @@ def chat_here(model: LoadedModel, home: Path, said: str) -> int:
     """The exit code of a piped chat within this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SATCHEL_HOME", str(home))
-        patch.setattr(model_module, "load_model", lambda name, progress: model)
+        patch.setattr(model_module, "load_model", lambda *_: model)
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode())))
         return run(list(CHAT))
 
@@ -964,7 +964,7 @@ def test_a_held_lock_is_one_line_and_is_free_when_its_holder_is_killed(
         f"satchel: another Satchel has been writing to {satchel_home}/v1 for 0.3 s; "
         "try again when it is done\n"
     )
-    assert run(["sessions", "rm", "notes"]) == 1
+    assert run(["sessions", "rm", "notes", "--yes"]) == 1
     assert run(["sessions", "show", "notes"]) == 0  # reading needs no lock
     assert capsys.readouterr().out == "user:\nto 13\n"
     holder.kill()

@@ -650,7 +650,7 @@ def test_a_link_made_with_temporary_credentials_is_said_to_end_with_them(
             def presigned_url(self, name: str, seconds: int) -> str:
                 return self.signer.presigned_url(name, seconds)
 
-        monkeypatch.setattr("satchel.exchange.sharing.open_link_remote", Bucket)
+        monkeypatch.setattr("satchel.exchange.sharing.open_link_remote", lambda name: Bucket())
         shared = satchel("share", "bruno")
         assert shared.stderr.splitlines()[-1] == f"whoever has the link can read the session, {said}"
 
@@ -710,28 +710,50 @@ def test_a_session_that_cannot_be_sealed_leaves_no_file(
 @pytest.mark.parametrize(
     ("args", "exit_code", "line"),
     [
-        (["share", "none", "--output", "f"], 3, "no session is called 'none'\n"),
-        (["share", "bruno"], 3, "sync is not set up"),
+        (
+            ["share", "none", "--output", "f"],
+            3,
+            "no session is called 'none'; `satchel sessions list` shows all\n",
+        ),
+        (
+            ["share", "bruno"],
+            3,
+            "a link needs a bucket; `satchel sync setup` sets one up, or "
+            "`satchel share bruno --output bruno.satchel` seals the talk into a file\n",
+        ),
         (["share", "bruno", "--expires", "8d"], 2, "a link cannot last for 8d; 1m to 7d are possible"),
         (["share", "bruno", "--expires", "soon"], 2, "'soon' is not a time"),
         (["share", "bruno", "--expires", "1h", "--output", "f"], 2, "a file does not expire; leave out"),
         (["share", "bruno", "--output", "-"], 2, "the key is what goes to standard output; name a file"),
         (["share", "bruno", "--output", "none/f"], 3, "there is no folder none to write to"),
-        (["receive", "none"], 2, "the file's key is missing; give it as FILE#key"),
-        (["receive", f"none#{KEY_TEXT}"], 3, "there is no file none\n"),
-        (["receive", f".#{KEY_TEXT}"], 2, ". is not a file; name the file that was shared\n"),
+        (
+            ["receive", "none"],
+            3,
+            "there is no file none; name the file that was shared, or give the whole link\n",
+        ),
+        (
+            ["receive", f"none#{KEY_TEXT}"],
+            3,
+            "there is no file none; name the file that was shared, or give the whole link\n",
+        ),
+        (
+            ["receive", f".#{KEY_TEXT}"],
+            2,
+            ". is not a file; name the file that was shared, or give the whole link\n",
+        ),
         (
             ["receive", f"#{KEY_TEXT}"],
             2,
             "neither a link nor a file is named; give it as LINK#key or FILE#key\n",
         ),
         (["receive", ""], 2, "neither a link nor a file is named; give it as LINK#key or FILE#key\n"),
-        (["receive", f"{'x' * 300}#{KEY_TEXT}"], 1, f"cannot read {'x' * 300}: File name too long\n"),
-        (["share", "bruno", "--output", "x" * 300], 1, f"cannot write {'x' * 300}: File name too long\n"),
+        (["receive", f"{'x' * 280}#{KEY_TEXT}"], 1, f"cannot read {'x' * 280}: File name too long\n"),
+        (["share", "bruno", "--output", "x" * 280], 1, f"cannot write {'x' * 280}: File name too long\n"),
         (["share", "bruno", "--expires", ""], 2, "'' is not a time; "),
         (["share", "bruno", "--expires", "", "--output", "f"], 2, "'' is not a time; "),
         (["receive", f"http://127.0.0.1:65536/p#{KEY_TEXT}"], 2, "that is no link to a session; "),
         (["receive", f"words#{KEY_TEXT}"], 4, "words cannot be received: it is no sealed session\n"),
+        (["receive", "words"], 2, "the file's key is missing; give it as FILE#key\n"),
         (["receive", "https://h/p"], 2, "the link has no key; it ends with # and 43 letters and digits\n"),
         (["receive", "-"], 2, "standard input holds no link; "),
         (["receive", f"https://#{KEY_TEXT}"], 2, "that is no link to a session; "),
@@ -782,7 +804,8 @@ def test_a_folder_makes_no_links(satchel: Run, store: LocalStore, tmp_path: Path
     result = satchel("share", "bruno")
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == (
-        "satchel: only a bucket makes links; --output FILE writes the sealed session to a file\n"
+        "satchel: only a bucket makes links; "
+        "`satchel share bruno --output bruno.satchel` seals the talk into a file\n"
     )
 
 

@@ -5,7 +5,7 @@ What takes long to import (MLX, the store, the search) is imported inside the fu
 
 from __future__ import annotations
 
-import json
+import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +22,14 @@ from satchel.cli.options import (
     Temperature,
     at_terminal,
     chosen_settings,
+    complain,
+    examples,
     load_manager,
+    renderer_of,
     report,
 )
+from satchel.cli.records import CommandRecord, FoundRecord, SourceRecord
+from satchel.cli.schemas import print_json
 from satchel.errors import RefusedError, SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize_line
 
@@ -46,8 +51,21 @@ Words = Annotated[list[str], typer.Argument(help="In quotation marks, or not.")]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(search)
-    app.command()(shell)
+    app.command(
+        epilog=examples(
+            'satchel search "Who won the chess world cup?"',
+            "satchel search --sources-only --no-rewrite mlx 0.32 release notes",
+            'satchel search --json "How tall is Mont Blanc?" | jq -r .answer',
+            'satchel search --provider searxng -n 3 "news of today"  # needs search.url set',
+        )
+    )(search)
+    app.command(
+        epilog=examples(
+            'satchel shell "Which files here are the largest?"',
+            'satchel shell --yes --sandbox "Count the lines of all Python files"',
+            'satchel shell --json "Which ports are open?" | jq -r .command  # runs nothing',
+        )
+    )(shell)
 
 
 # -- search --------------------------------------------------------------------------------------
@@ -59,7 +77,9 @@ def search(
     sources_only: Annotated[
         bool, typer.Option("--sources-only", help="List what is found; with --no-rewrite no model is loaded.")
     ] = False,
-    results: Annotated[int | None, typer.Option("-n", "--results", help="Pages the answer rests on.")] = None,
+    results: Annotated[
+        int | None, typer.Option("-n", "--results", metavar="N", help="Pages the answer rests on.")
+    ] = None,
     no_rewrite: Annotated[
         bool, typer.Option("--no-rewrite", help="Search for the question as it is written.")
     ] = False,
@@ -73,7 +93,6 @@ def search(
     from satchel.agent.search.finder import open_finder
     from satchel.agent.search_turn import search_turn
     from satchel.terminal.interrupts import interrupt_sets
-    from satchel.terminal.render import Renderer
 
     settings = chosen_settings(
         no_save=True,
@@ -92,13 +111,13 @@ def search(
         cancel = desk.cancel
         events = search_turn(desk, text, rewrite=not no_rewrite, answered=not sources_only, must_find=True)
     findings = _Findings(quiet=as_json)
-    renderer = Renderer()
+    renderer = renderer_of(settings)
     with interrupt_sets(cancel):
         renderer.turn(findings.watched(events))
     if cancel.is_set():
         raise KeyboardInterrupt
     if as_json:
-        print(json.dumps(findings.as_json(answered=not sources_only), indent=2))
+        print_json(findings.record(answered=not sources_only))
     else:
         renderer.output(findings.listing())
 
@@ -160,22 +179,22 @@ class _Findings:
         lines = ((source_text(each), f"    {sanitize_line(each.snippet)}".rstrip()) for each in self.sources)
         return "\n".join(line for pair in lines for line in pair if line)
 
-    def as_json(self, answered: bool) -> dict[str, object]:
+    def record(self, answered: bool) -> FoundRecord:
         from satchel.terminal.agent_view import cited_numbers
 
         cited = cited_numbers(self.answer)
         sources = [
-            {
-                "number": source.number,
-                "title": source.title,
-                "url": source.url,
-                "snippet": source.snippet,
-                "cited": source.number in cited,
-            }
+            SourceRecord(
+                number=source.number,
+                title=source.title,
+                url=source.url,
+                snippet=source.snippet,
+                cited=source.number in cited,
+            )
             for source in self.sources
         ]
         answer = self.answer.strip() if answered else None
-        return {"query": self.query, "answer": answer, "sources": sources, "notices": self.notices}
+        return FoundRecord(query=self.query, answer=answer, sources=sources, notices=self.notices)
 
 
 # -- shell ---------------------------------------------------------------------------------------
@@ -194,10 +213,13 @@ def shell(
     sandbox: Annotated[
         bool, typer.Option("--sandbox", help="Without network, and writing nothing but temporary files.")
     ] = False,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that the command may take.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Seconds that the command may take.")
+    ] = None,
     no_summary: Annotated[
         bool, typer.Option("--no-summary", help="Show what the command says, and nothing behind it.")
     ] = False,
+    as_json: AsJson = False,
     model: Model = None,
     kv: Kv = None,
     max_tokens: MaxTokens = None,
@@ -205,11 +227,11 @@ def shell(
 ) -> None:
     """Have a shell command proposed, and run it once you agree; ends with the command's exit code.
 
-    Where standard input or output is no terminal, the command is printed, and runs only with --yes.
+    Where standard input or output is no terminal, and with --json, the command is printed, and runs only with
+    --yes.
     """
     from satchel.agent.shell_turn import proposed
     from satchel.terminal.interrupts import interrupt_sets
-    from satchel.terminal.render import Renderer
     from satchel.terminal.visible import visible
 
     settings = chosen_settings(
@@ -225,77 +247,140 @@ def shell(
         from satchel.agent.shell.sandbox import open_sandbox
 
         open_sandbox()  # what is missing for it is said before a model is loaded
-    desk, renderer = open_desk(settings), Renderer()
-    if yes or at_terminal():
-        raise typer.Exit(_run(desk, text, renderer, yes, allow_destructive, summarised=not no_summary))
+    desk, renderer = open_desk(settings), renderer_of(settings)
+    if yes or (at_terminal() and not as_json):
+        run = _Run(desk, text, yes, allow_destructive, quiet=as_json)
+        raise typer.Exit(run.run(renderer, summarised=not no_summary))
     commands: list[str] = []
+    if sys.stderr.isatty():  # of a person, who would wait without a word
+        report("having a command proposed")
     with interrupt_sets(desk.cancel):
         renderer.turn(_returning(proposed(desk, text), commands))
     if desk.cancel.is_set():
         raise KeyboardInterrupt
     if not commands[0]:
         raise SatchelError("the model proposed no command", "say it in other words")
-    print(visible(commands[0]))
+    if as_json:
+        from satchel.agent.shell.judgement import judge
 
-
-def _run(
-    desk: Desk, request: str, renderer: Renderer, yes: bool, allow_all: bool, *, summarised: bool
-) -> int:
-    """Propose, ask, run and summarise; returns the command's exit code.
-
-    Raises:
-        RefusedError: the command was not agreed to.
-    """
-    from satchel.agent.shell_turn import shell_turn
-    from satchel.agent.user import Nobody
-    from satchel.terminal.interrupts import interrupt_sets
-
-    if at_terminal():
-        from satchel.terminal.person import Person
-
-        desk.user = Person(renderer.settle)
+        print_json(_record(commands[0], judge(commands[0], desk.tools.shell.kind)))
     else:
-        desk.user = Nobody()
-    watch = _Watch()
-    if yes:
-        desk.user = _Consent(watch, desk.user, allow_all)
-    try:
-        with interrupt_sets(desk.cancel):
-            renderer.turn(watch.watched(shell_turn(desk, request, summarised=summarised)))
-    except SatchelError as err:
-        if watch.result is None:
-            raise
-        report(err.one_line())  # what came of the command counts
-    result, judgement = watch.result, watch.judgement
-    if result is not None:
-        if result.exit_code is None:
-            return TIMED_OUT if result.timed_out else INTERRUPTED
-        return result.exit_code
-    if desk.cancel.is_set():
-        raise KeyboardInterrupt
-    if judgement is None:
-        return SatchelError.exit_code  # nothing was proposed, which was said
-    if yes and not allow_all and (why := _hazard(judgement)):
-        raise RefusedError(f"it was not run, for it {why}", "`--allow-destructive` runs it all the same")
-    raise RefusedError("it was not run")
+        print(visible(commands[0]))
+
+
+class _Run:
+    """Has a command proposed for `request`, and runs it once that is agreed to.
+
+    Args:
+        yes: it is agreed to already; with `allow_all` whatever it is.
+        quiet: print nothing but the record of what came of it.
+    """
+
+    def __init__(self, desk: Desk, request: str, yes: bool, allow_all: bool, quiet: bool) -> None:
+        self._desk, self._request, self._quiet = desk, request, quiet
+        self._yes, self._allow_all = yes, allow_all
+        self._watch = _Watch()
+
+    def run(self, renderer: Renderer, *, summarised: bool) -> int:
+        """Returns the command's exit code.
+
+        Raises:
+            RefusedError: the command was not agreed to.
+        """
+        from satchel.agent.shell_turn import shell_turn
+        from satchel.terminal.interrupts import interrupt_sets
+
+        desk, watch = self._desk, self._watch
+        desk.user = self._user(renderer)
+        events = watch.watched(shell_turn(desk, self._request, summarised=summarised), self._quiet)
+        try:
+            with interrupt_sets(desk.cancel):
+                renderer.turn(events)
+        except SatchelError as err:
+            if watch.result is None:
+                raise
+            complain(err.one_line())  # what came of the command counts
+        if self._quiet and watch.judgement is not None:
+            print_json(watch.record())
+        return self._exit_code()
+
+    def _user(self, renderer: Renderer) -> User:
+        from satchel.agent.user import Nobody
+
+        asked: User = Nobody()
+        if at_terminal() and not self._quiet:
+            from satchel.terminal.person import Person
+
+            asked = Person(renderer.settle)
+        return _Consent(self._watch, asked, self._allow_all) if self._yes else asked
+
+    def _exit_code(self) -> int:
+        result, judgement = self._watch.result, self._watch.judgement
+        if result is not None:
+            if result.exit_code is None:
+                return TIMED_OUT if result.timed_out else INTERRUPTED
+            return result.exit_code
+        if self._desk.cancel.is_set():
+            raise KeyboardInterrupt
+        if judgement is None:
+            return SatchelError.exit_code  # nothing was proposed, which was said
+        if self._yes and not self._allow_all and (why := _hazard(judgement)):
+            raise RefusedError(f"it was not run, for it {why}", "`--allow-destructive` runs it all the same")
+        raise RefusedError("it was not run")
 
 
 class _Watch:
-    """What was proposed last, and what came of the last command that ran."""
+    """What was proposed last, what came of the last command that ran, and what was said of it."""
 
-    judgement: Judgement | None = None
-    result: CommandResult | None = None
+    def __init__(self) -> None:
+        self.command = ""
+        self.judgement: Judgement | None = None
+        self.result: CommandResult | None = None
+        self._summary: list[str] = []
+        self._notices: list[str] = []
 
-    def watched(self, events: Iterator[Event]) -> Iterator[Event]:
-        from satchel.agent.events import CommandEnded, CommandProposed
+    def watched(self, events: Iterator[Event], quiet: bool) -> Iterator[Event]:
+        """`events`; with `quiet`, without those that the record is made of."""
+        from satchel.agent.events import CommandEnded, CommandOutput, CommandProposed, Notice, TextDelta
 
         for event in events:
             match event:
-                case CommandProposed(_, judgement):
-                    self.judgement = judgement
+                case CommandProposed(command, judgement):
+                    self.command, self.judgement = command, judgement
                 case CommandEnded(result):
                     self.result = result
-            yield event
+                case TextDelta(text):
+                    self._summary.append(text)
+                case Notice(text):
+                    self._notices.append(text)
+            if not (quiet and isinstance(event, CommandProposed | CommandEnded | CommandOutput | TextDelta)):
+                yield event
+
+    def record(self) -> CommandRecord:
+        """Of the command that ran last or, if none did, was proposed last."""
+        assert self.judgement is not None
+        command = self.result.command if self.result else self.command
+        return _record(command, self.judgement, self.result, "".join(self._summary), self._notices)
+
+
+def _record(
+    command: str,
+    judgement: Judgement,
+    result: CommandResult | None = None,
+    summary: str = "",
+    notices: Sequence[str] = (),
+) -> CommandRecord:
+    return CommandRecord(
+        command=command,
+        touches=sorted(judgement.touches),
+        reasons=list(judgement.reasons),
+        ran=result is not None,
+        exit_code=result.exit_code if result else None,
+        timed_out=result.timed_out if result else False,
+        output=result.output if result else "",
+        summary=summary.strip(),
+        notices=list(notices),
+    )
 
 
 class _Consent:

@@ -1,11 +1,12 @@
-"""The command line: parses, wires the parts together, and turns every error into one line and an exit code.
+"""The program: its commands, and how every error becomes one line and an exit code.
 
-What takes long to import (MLX, the store, the prompt) is imported inside the commands that need it.
+What a command needs is imported when it runs, and the module that it is in when it is looked up.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from typing import Annotated
@@ -13,36 +14,75 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-import satchel.cli.exchange  # noqa: F401  (adds its commands to `sessions`)
 from satchel import __version__
-from satchel.cli.agent import add_to as add_agent
-from satchel.cli.ask import add_to as add_ask
-from satchel.cli.bench import benches
-from satchel.cli.doctor import add_to as add_doctor
-from satchel.cli.ingest import add_to as add_ingest
-from satchel.cli.models import models
-from satchel.cli.options import INTERRUPTED
-from satchel.cli.sessions import sessions
-from satchel.cli.share import add_to as add_sharing
-from satchel.cli.store import store
-from satchel.cli.sync import sync
-from satchel.cli.talk import add_to as add_talk
-from satchel.cli.talk import chat
+from satchel.cli.options import INTERRUPTED, examples
+from satchel.cli.program import NO_READER, Entry, Program
+from satchel.cli.wrong_use import wrong_use
 from satchel.errors import SatchelError, UsageError
+from satchel.terminal.manner import NO_COLOR, QUIET
 from satchel.terminal.sanitize import sanitize_line
+
+LONGEST_WORD = 300  # characters of one word in an error line, such as a path
+
+# In the order of the help.
+COMMANDS = {
+    "chat": Entry("Talk", "Start a new talk; what `satchel` alone does.", "satchel.cli.talk"),
+    "resume": Entry("Talk", "Go on with a stored talk.", "satchel.cli.talk"),
+    "ask": Entry("Talk", "Answer one question.", "satchel.cli.ask"),
+    "search": Entry("Talk", "Answer a question from the web.", "satchel.cli.agent"),
+    "shell": Entry("Talk", "Have a shell command proposed, and run it.", "satchel.cli.agent"),
+    "ingest": Entry("Talk", "Read files once, to start talks from.", "satchel.cli.ingest"),
+    "sessions": Entry(
+        "Sessions",
+        "List, show, fork, export and remove talks.",
+        "satchel.cli.sessions",
+        "sessions",
+        ("satchel.cli.exchange",),
+    ),
+    "store": Entry("Sessions", "Measure, check and shrink the store.", "satchel.cli.store", "store"),
+    "stats": Entry("Sessions", "Show how a talk developed, turn by turn.", "satchel.cli.stats"),
+    "sync": Entry("Machines", "Keep talks the same on several machines.", "satchel.cli.sync", "sync"),
+    "share": Entry("Machines", "Make a link to a sealed copy of a talk.", "satchel.cli.share"),
+    "receive": Entry("Machines", "Take what somebody has shared.", "satchel.cli.share"),
+    "model": Entry(
+        "Models",
+        "Fetch, choose, compare, convert and remove models.",
+        "satchel.cli.models",
+        "models",
+        ("satchel.cli.convert",),
+    ),
+    "init": Entry("Setup", "Find a model for this machine, and set up sync.", "satchel.cli.init"),
+    "config": Entry("Setup", "See and change the settings.", "satchel.cli.config", "config"),
+    "doctor": Entry("Setup", "What this machine has, and what it lacks.", "satchel.cli.doctor"),
+    "explain": Entry("Setup", "What an error means, and what to do.", "satchel.cli.explain"),
+    "completion": Entry(
+        "Setup", "Complete commands and names in your shell.", "satchel.cli.shells", "completion"
+    ),
+    "bench": Entry("Measure", "Measure what KV caches cost.", "satchel.cli.bench", "benches"),
+}
+
+
+class Satchel(Program):
+    entries = COMMANDS
+    standard = "chat"
+
 
 app = typer.Typer(
     name="satchel",
     help="Chat with a local language model that carries its context: saved compressed, resumed at once.",
+    cls=Satchel,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples(
+        "satchel                             # a new talk",
+        "satchel resume                      # the latest one goes on",
+        "satchel --model qwen3.5-9b          # options of `chat` need no command",
+        "git diff | satchel ask -q 'What changed?'",
+        "satchel COMMAND --help              # says more of each",
+    ),
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(sessions, name="sessions")
-app.add_typer(store, name="store")
-app.add_typer(sync, name="sync")
-app.add_typer(models, name="model")
-app.add_typer(benches, name="bench")
 
 
 def main() -> None:
@@ -59,21 +99,43 @@ def run(args: list[str]) -> int:
     _open_closed_streams()
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    before = {name: os.environ.get(name) for name in (QUIET, NO_COLOR)}
+    try:
+        return _run(args)
+    finally:  # the flags are for this command line
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _run(args: list[str]) -> int:
     try:
         code = app(args, prog_name="satchel", standalone_mode=False)
         sys.stdout.flush()
+        sys.stderr.flush()
     except SatchelError as err:
         return _complain(err.one_line(), err.exit_code)
     except TyperException as err:
-        return _complain(err.format_message(), UsageError.exit_code)
+        return _complain(wrong_use(err), UsageError.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader has gone, e.g. `| head -1`. What is still buffered must not fail at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return SatchelError.exit_code
+        _let_go(sys.stdout)
+        _let_go(sys.stderr)
+        return NO_READER
     except OSError as err:
-        return _complain(str(err), SatchelError.exit_code)
+        place = f" of {err.filename}" if err.filename else ""
+        refused = SatchelError(f"the system says{place}: {err.strerror or err}")
+        code = _complain(refused.one_line(), refused.exit_code)
+        _let_go(sys.stdout)
+        return code
+    except Exception as err:  # noqa: BLE001  a fault of ours, and one line for the user all the same
+        from satchel.terminal.faults import fault_lines
+
+        _print_error("\n".join(fault_lines(err)))
+        return SatchelError.exit_code
     return code or 0
 
 
@@ -89,9 +151,27 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
+def _let_go(stream: object) -> None:
+    """Write what is still in `stream`, or nowhere if that fails, so that it cannot fail at exit either."""
+    assert hasattr(stream, "flush")
+    assert hasattr(stream, "fileno")
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def _complain(message: str, exit_code: int) -> int:
-    print(f"satchel: {sanitize_line(message)}", file=sys.stderr)
+    shown = re.sub(rf"\S{{{LONGEST_WORD},}}", lambda word: f"{word[0][:LONGEST_WORD]}…", message)
+    _print_error(f"satchel: {sanitize_line(shown)}")
     return exit_code
+
+
+def _print_error(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:  # nobody reads it
+        _let_go(sys.stderr)
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,19 +180,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
-    if context.invoked_subcommand is None:
-        chat()
-
-
-# In the order of the help.
-add_talk(app)
-add_ask(app)
-add_agent(app)
-add_ingest(app)
-add_sharing(app)
-add_doctor(app)
+    pass

@@ -10,15 +10,30 @@ import tempfile
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from satchel.cli.options import Model, Name, chosen_settings, load_manager, open_store, report
+from satchel.cli.options import (
+    AsJson,
+    Model,
+    Name,
+    chosen_settings,
+    examples,
+    load_manager,
+    open_store,
+    report,
+)
+from satchel.cli.records import ExportedRecord, MadeRecord
+from satchel.cli.schemas import print_json
 from satchel.cli.sessions import sessions
 from satchel.errors import DamagedError, NotFoundError, RefusedError, SatchelError, UsageError
+from satchel.exchange.endings import format_of
 from satchel.files import atomic_file, cannot_write
 from satchel.terminal.sanitize import sanitize, sanitize_line
+
+if TYPE_CHECKING:
+    from satchel.exchange.saving import Imported
 
 STREAM = "-"  # standard input or output
 STDIN = Path("(standard input)")
@@ -35,20 +50,34 @@ class Format(StrEnum):
 
 
 BINARY = (Format.SAFETENSORS, Format.MLX_LM)
-FORMAT_HELP = "md, json, jsonl: the words; safetensors: everything; mlx-lm: a prompt cache for mlx-lm."
+FORMAT_HELP = (
+    "md, json, jsonl: the words; safetensors: everything; mlx-lm: a prompt cache for mlx-lm. "
+    "If not given, as the file's name ends; md for standard output."
+)
 
 
-@sessions.command("export")
+@sessions.command(
+    "export",
+    epilog=examples(
+        "satchel sessions export bruno                       # Markdown, to the terminal",
+        "satchel sessions export bruno --format json | jq .",
+        "satchel sessions export bruno --output bruno.safetensors    # everything, for another machine",
+    ),
+)
 def export_session(
     name: Name,
-    format_name: Annotated[Format, typer.Option("--format", help=FORMAT_HELP)] = Format.MD,
+    format_name: Annotated[Format | None, typer.Option("--format", help=FORMAT_HELP)] = None,
     output: Annotated[str, typer.Option(metavar="FILE", help="Where to; `-` is standard output.")] = STREAM,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
     model: Model = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a stored session to a file. A model is loaded for the format mlx-lm only."""
     from satchel.cache_store.sessions import open_session
 
+    if output == STREAM and as_json:
+        raise UsageError("--json says what was written to a file", "name one with --output")
+    format_name = format_name or _format_of(output)
     if output == STREAM and format_name in BINARY and sys.stdout.isatty():
         raise UsageError(f"{format_name} is not for a terminal", "name a file with --output")
     if output != STREAM:
@@ -77,9 +106,28 @@ def export_session(
             print(sanitize(text), end="")
         else:
             write(output, force, lambda path: write_text(path, text))
+    if as_json:
+        print_json(
+            ExportedRecord(
+                session_id=saved.head.session_id,
+                name=saved.head.name,
+                format=format_name.value,
+                file=output,
+                bytes=Path(output).stat().st_size,
+            )
+        )
+    elif output != STREAM:
+        report(f"written to {output}")
 
 
-@sessions.command("import")
+@sessions.command(
+    "import",
+    epilog=examples(
+        "satchel sessions import bruno.md",
+        "satchel sessions import bruno.safetensors --name dog",
+        "satchel sessions import - < messages.json",
+    ),
+)
 def import_session(
     file: Annotated[
         str,
@@ -97,6 +145,7 @@ def import_session(
     format_name: Annotated[
         Format | None, typer.Option("--format", help="Found by the file's content if not given.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a session of a file. A model is loaded for mlx-lm's prompt caches only."""
     from satchel.exchange.words import check_file, import_words, read_token_ids, recognise, recognise_text
@@ -126,11 +175,29 @@ def import_session(
         made = import_tensors(open_store(), path, name, model)
     else:
         made = import_words(open_store(), path, found, name=name, model=model, settings=settings, text=text)
+    if as_json:
+        print_json(made_record(made))
+        return
     for notice in made.notices:
         report(notice)
     state = counted(made.tokens, "token") if made.tokens else "not read yet"
     report(f"{counted(made.messages, 'message')}; {state}")
     print(sanitize_line(made.name))
+
+
+def _format_of(output: str) -> Format:
+    """What a file is to hold, by its name.
+
+    Raises:
+        UsageError: the name does not say it.
+    """
+    if output == STREAM:
+        return Format.MD
+    return Format(format_of(Path(output).name, "; --format says it, too"))
+
+
+def made_record(made: Imported) -> MadeRecord:
+    return MadeRecord(name=made.name, messages=made.messages, tokens=made.tokens, notices=list(made.notices))
 
 
 def counted(count: int, noun: str) -> str:

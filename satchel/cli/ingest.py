@@ -16,15 +16,21 @@ import typer
 
 from satchel.cli.exchange import counted
 from satchel.cli.options import (
+    AsJson,
     Kv,
     Model,
     System,
     chosen_settings,
+    examples,
     load_manager,
     open_store,
+    renderer_of,
     report,
 )
+from satchel.cli.records import FileTokens, IngestedRecord
+from satchel.cli.schemas import print_json
 from satchel.errors import NotFoundError, RefusedError
+from satchel.terminal.manner import is_quiet
 from satchel.terminal.sanitize import sanitize_line
 
 if TYPE_CHECKING:
@@ -37,7 +43,13 @@ LEAST_ROOM = 512  # tokens that the files have to leave for the talk about them
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(ingest)
+    app.command(
+        epilog=examples(
+            "satchel ingest README.md docs --name project",
+            "satchel ingest 'src/**/*.py' --name code        # quoted: Satchel finds the files",
+            "satchel resume project                          # a talk about them, at once",
+        )
+    )(ingest)
 
 
 def ingest(
@@ -48,22 +60,22 @@ def ingest(
     model: Model = None,
     kv: Kv = None,
     system: System = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read files once, and keep what the model has read of them as a session to start talks from.
 
     What .gitignore names, and what is no text, is left out.
     """
     from satchel.terminal.interrupts import interrupt_sets
-    from satchel.terminal.render import Renderer
 
     settings = chosen_settings(model=model, kv_profile=kv, system_prompt=system)
     files = collect_files(paths)
     earlier = _earlier(name)
     manager = load_manager(settings)
     session = manager.open(earlier, manager.profile) if earlier else manager.new()
-    _place(session, settings.system_prompt, files)
+    sizes = _place(session, settings.system_prompt, files)
 
-    renderer, reading = Renderer(), _Reading()
+    renderer, reading = renderer_of(settings), _Reading()
     with interrupt_sets(cancel := threading.Event()):
         renderer.turn(reading.events(session, cancel))
         if cancel.is_set():
@@ -72,12 +84,24 @@ def ingest(
         session.save(name)
     for notice in session.take_notices():
         report(notice)
+    name = session.name or name
     kept = len(session.token_ids) - reading.total
+    if as_json:
+        print_json(
+            IngestedRecord(
+                name=name,
+                session_id=session.id,
+                files=[FileTokens(path=path, tokens=tokens) for tokens, path in sizes],
+                read_tokens=reading.total,
+                reused_tokens=kept,
+            )
+        )
+        return
     taken = f"; {counted(kept, 'token')} taken from the store" if kept else ""
     report(f"read {counted(reading.total, 'token')}{taken}")
-    report(f"`satchel resume {shlex.quote(session.name or name)}` starts a talk from there")
+    report(f"`satchel resume {shlex.quote(name)}` starts a talk from there")
     report("other sessions that begin with these files take what was read of them from the store")
-    print(sanitize_line(session.name or name))
+    print(sanitize_line(name))
 
 
 def collect_files(wanted: Sequence[str]) -> tuple[ContextFile, ...]:
@@ -114,8 +138,8 @@ def _earlier(name: str) -> str | None:
     return saved.head.session_id
 
 
-def _place(session: Session, prompt: str, files: Sequence[ContextFile]) -> None:
-    """Begin `session` with `files`, and say how many tokens each has.
+def _place(session: Session, prompt: str, files: Sequence[ContextFile]) -> list[tuple[int, str]]:
+    """Begin `session` with `files`, and say how many tokens each has; returns that, the largest first.
 
     Raises:
         ContextFullError: they are more than the model takes.
@@ -130,7 +154,8 @@ def _place(session: Session, prompt: str, files: Sequence[ContextFile]) -> None:
     if more := sizes[LISTED:]:
         rows.append((sum(tokens for tokens, _ in more), f"in {counted(len(more), 'smaller file')}"))
     for tokens, label in rows:
-        print(f"{tokens:>9,}  {sanitize_line(label)}", file=sys.stderr)
+        if not is_quiet():
+            print(f"{tokens:>9,}  {sanitize_line(label)}", file=sys.stderr)
     report(f"{counted(total, 'token')} in {counted(len(files), 'file')}; the model takes {length:,}")
     if total + LEAST_ROOM > length:
         raise ContextFullError(
@@ -139,6 +164,7 @@ def _place(session: Session, prompt: str, files: Sequence[ContextFile]) -> None:
             f"leave some out; the largest is {sizes[0][1]}",
         )
     session.set_system(text)
+    return sizes
 
 
 class _Reading:

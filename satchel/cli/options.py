@@ -6,27 +6,33 @@ What takes long to import (MLX, the store, the prompt) is imported inside the fu
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from satchel.errors import NotFoundError, RefusedError
+from satchel.terminal.manner import is_quiet
 from satchel.terminal.sanitize import sanitize_line
 
 if TYPE_CHECKING:
     from satchel.cache_store.local import LocalStore
     from satchel.config.settings import Settings
     from satchel.session import SessionManager
+    from satchel.terminal.render import Renderer
 
 INTERRUPTED = 130  # the exit code after Ctrl-C
 
-Model = Annotated[str | None, typer.Option(help="embedded, an MLX folder, a GGUF file, or a hub name.")]
-Kv = Annotated[
-    str | None, typer.Option(help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…")
+Model = Annotated[
+    str | None, typer.Option(help="embedded, a short name, an MLX folder, a GGUF file, or a hub name.")
 ]
-MaxTokens = Annotated[int | None, typer.Option(help="Longest answer, in tokens.")]
-Temperature = Annotated[float | None, typer.Option(help="0 always takes the likeliest token.")]
-System = Annotated[str | None, typer.Option(help="System prompt of a new session.")]
+Kv = Annotated[
+    str | None,
+    typer.Option(metavar="PROFILE", help="KV profile: turbo4, turbo3, turbo2, k8v4, v-only, exact, k4v3…"),
+]
+MaxTokens = Annotated[int | None, typer.Option(metavar="N", help="Longest answer, in tokens.")]
+Temperature = Annotated[float | None, typer.Option(metavar="T", help="0 always takes the likeliest token.")]
+System = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt of a new session.")]
 NoSave = Annotated[bool, typer.Option("--no-save", help="Keep nothing of this talk on disk.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Name = Annotated[str, typer.Argument(help="A session's name or id.")]
@@ -50,8 +56,12 @@ def open_store() -> LocalStore:
     return LocalStore(data_dir())
 
 
-def load_manager(settings: Settings) -> SessionManager:
-    """The store and the model, which is loaded here."""
+def load_manager(settings: Settings, progress: Callable[[str], None] | None = None) -> SessionManager:
+    """The store and the model, which is loaded here; what takes long has a bar at a terminal.
+
+    Args:
+        progress: takes a line for each slow step, in place of the bar.
+    """
     from satchel.config.profiles import get_profile
     from satchel.engine.device import preload_blas
 
@@ -61,8 +71,37 @@ def load_manager(settings: Settings) -> SessionManager:
     from satchel.engine.model import load_model
     from satchel.session import SessionManager
 
-    model = load_model(settings.model, progress=report)
+    try:
+        if progress:
+            model = load_model(settings.model, progress)
+        else:
+            from satchel.terminal.progress import progress_bar
+
+            with progress_bar("loading the model", unit="bytes") as bar:
+                model = load_model(settings.model, lambda line: bar.say(line), bar.update)
+    except NotFoundError as err:
+        if place := _where_set(settings.model):
+            raise NotFoundError(f"{err}, which {place} names", err.hint) from err
+        raise
     return SessionManager(open_store(), model, get_profile(settings.kv_profile), settings)
+
+
+def _where_set(model: str) -> str:
+    """The file or the variable that makes `model` the standard one; "" if it is none, or built in."""
+    from satchel.config import paths
+    from satchel.config.settings import setting
+
+    found = setting("model")[0]
+    if found.value != model:
+        return ""
+    return {"file": str(paths.config_file()), "environment": found.variable}.get(found.origin, "")
+
+
+def renderer_of(settings: Settings) -> Renderer:
+    """What draws answers, as the settings say."""
+    from satchel.terminal.render import Renderer
+
+    return Renderer(markdown=settings.terminal.markdown, code_theme=settings.terminal.code_theme)
 
 
 def need_embedded_model() -> None:
@@ -71,10 +110,18 @@ def need_embedded_model() -> None:
 
     if find_embedded_gguf() is not None:
         return
-    if at_terminal() and typer.confirm("The embedded model is missing. Fetch it (93 MB)?", err=True):
+    if at_terminal() and _confirmed("The embedded model is missing. Fetch it (93 MB)?"):
         pull_embedded(report)
         return
     raise NotFoundError("the embedded model is missing", "`satchel model pull embedded` fetches it (93 MB)")
+
+
+def _confirmed(question: str) -> bool:
+    """Ask a person, who sees what they type, also where a talk keeps the keyboard quiet."""
+    from satchel.terminal.echo import echo
+
+    with echo():
+        return typer.confirm(question, err=True)
 
 
 def at_terminal() -> bool:
@@ -83,6 +130,13 @@ def at_terminal() -> bool:
 
 
 def report(line: str) -> None:
+    """A line about how it goes, on standard error; none where `--quiet` asks for that."""
+    if not is_quiet():
+        print(sanitize_line(line), file=sys.stderr)
+
+
+def complain(line: str) -> None:
+    """A line about something that is wrong, on standard error."""
     print(sanitize_line(line), file=sys.stderr)
 
 

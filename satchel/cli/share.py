@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from satchel.cli.exchange import STREAM, check_free, counted, write
-from satchel.cli.options import Model, Name, at_terminal, open_store, report
+from satchel.cli.exchange import STREAM, check_free, counted, made_record, write
+from satchel.cli.options import AsJson, Model, Name, at_terminal, examples, open_store, report
+from satchel.cli.records import SharedRecord
+from satchel.cli.schemas import print_json
 from satchel.errors import UsageError
 from satchel.terminal.sanitize import sanitize, sanitize_line
 
@@ -23,19 +25,35 @@ MAX_ORIGIN_BYTES = 64 << 10
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command()(share)
-    app.command()(receive)
+    app.command(
+        epilog=examples(
+            "satchel share bruno",
+            "satchel share bruno --expires 7d",
+            "satchel share bruno --output bruno.satchel    # to send by other means",
+        )
+    )(share)
+    app.command(
+        epilog=examples(
+            "satchel receive 'https://…#…'                 # in quotes: # begins a comment",
+            "satchel receive bruno.satchel                 # asks for the key",
+            "pbpaste | satchel receive -",
+        )
+    )(receive)
 
 
 def share(
     name: Name,
     expires: Annotated[
-        str | None, typer.Option(help=f"How long the link works: 1m to 7d; {DEFAULT_EXPIRY} if not given.")
+        str | None,
+        typer.Option(
+            metavar="TIME", help=f"How long the link works: 1m to 7d; {DEFAULT_EXPIRY} if not given."
+        ),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a sealed file instead, to send by other means.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print a link to a sealed copy of a session. Whoever has all of the link can read the copy."""
     from satchel.cache_store.sessions import open_session
@@ -54,7 +72,7 @@ def share(
         if str(output) == STREAM:
             raise UsageError("the key is what goes to standard output", "name a file with --output")
         check_free(output, force)
-    remote = open_link_remote() if output is None else None
+    remote = open_link_remote(name) if output is None else None
     store = open_store()
     saved = open_session(store, name)
     for note in filter(None, (saved.notice, saved.manifest.archive_note)):
@@ -63,12 +81,20 @@ def share(
         link = share_session(remote, store, saved.manifest, expiry_s)
         early = ", or until the temporary credentials that it was made with end" if ends_early(link) else ""
         report(f"whoever has the link can read the session, for {expires or DEFAULT_EXPIRY}{early}")
-        print(link)
+        if as_json:
+            record = SharedRecord(name=saved.head.name, link=link, expires_s=expiry_s, file=None, key=None)
+            print_json(record)
+        else:
+            print(link)
         return
     keys = []
     write(str(output), force, lambda path: keys.append(seal_session(path, store, saved.manifest)))
     report("whoever has the file and the key after # can read the session: send them by different ways")
-    print(f"{sanitize(str(output))}#{keys[0].text()}")
+    if as_json:
+        key = keys[0].text()
+        print_json(SharedRecord(name=saved.head.name, link=None, expires_s=None, file=str(output), key=key))
+    else:
+        print(f"{sanitize(str(output))}#{keys[0].text()}")
 
 
 def receive(
@@ -81,17 +107,19 @@ def receive(
     ],
     name: Annotated[str | None, typer.Option(help="The session's name; the one it has if not given.")] = None,
     model: Model = None,
+    as_json: AsJson = False,
 ) -> None:
     """Make a session of what somebody has shared.
 
     A key that is not to be seen in the list of processes, or to stay in the shell's history, is left to be
     asked for, or comes by standard input.
     """
-    from satchel.exchange.sharing import parse_origin, receive_session
+    from satchel.exchange.sharing import check_origin, parse_origin, receive_session
     from satchel.sync.transfer import Progress
     from satchel.terminal.transfer import TransferBar
 
     origin = parse_origin(_read_origin() if source == STREAM else source)
+    check_origin(origin)
     key = origin.key or _ask_key(origin)
     with TransferBar() as show:
         made = receive_session(
@@ -102,6 +130,9 @@ def receive(
             model=model,
             progress=lambda done, total: show(Progress("fetching", "the shared session", done, total)),
         )
+    if as_json:
+        print_json(made_record(made))
+        return
     state = counted(made.tokens, "token") if made.tokens else "not read yet"
     report(f"{counted(made.messages, 'message')}; {state}")
     print(sanitize_line(made.name))

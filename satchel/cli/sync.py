@@ -6,14 +6,21 @@ What takes long to import (the store, encryption, S3) is imported inside the com
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from satchel.cli import sync_setup
-from satchel.cli.options import AsJson, open_store, report
+from satchel.cli.options import AsJson, complain, examples, open_store, report
+from satchel.cli.records import (
+    ForkRecord,
+    RemoteCollectedRecord,
+    SyncedRecord,
+    SyncStateRecord,
+    SyncStatusRecord,
+)
+from satchel.cli.schemas import print_json
 from satchel.config.units import parse_duration_s, size_text
 from satchel.errors import DamagedError, NetworkError, NotFoundError, SatchelError, UsageError
 from satchel.terminal.sanitize import sanitize_line
@@ -23,8 +30,19 @@ if TYPE_CHECKING:
     from satchel.sync.syncer import Syncer
 
 sync = typer.Typer(help="Keep sessions the same on several machines, end-to-end encrypted.")
-sync.command()(sync_setup.setup)
-sync.command()(sync_setup.join)
+sync.command(
+    epilog=examples(
+        "satchel sync setup                                  # asks for all it needs",
+        "satchel sync setup s3://my-bucket/satchel --auto",
+        "satchel sync setup file:///Volumes/nas/satchel --no-passphrase",
+    )
+)(sync_setup.setup)
+sync.command(
+    epilog=examples(
+        "satchel sync join s3://my-bucket/satchel            # asks for the passphrase",
+        "satchel sync join s3://my-bucket/satchel --words    # for the recovery words",
+    )
+)(sync_setup.join)
 
 Names = Annotated[
     list[str] | None, typer.Argument(metavar="[NAME]...", help="Names or ids; all if none is given.")
@@ -33,7 +51,14 @@ MAX_FAULTS = 20  # that are told one by one
 NOTHING_DONE = {"both": "everything is in sync", "push": "nothing to send", "pull": "nothing to fetch"}
 
 
-@sync.callback(invoke_without_command=True)
+@sync.callback(
+    invoke_without_command=True,
+    epilog=examples(
+        "satchel sync setup                # once",
+        "satchel sync                      # then, whenever you like",
+        "satchel sync status",
+    ),
+)
 def sync_all(context: typer.Context, as_json: AsJson = False) -> None:
     """Send what is new here and fetch what is new in the remote."""
     if context.invoked_subcommand is None:
@@ -43,7 +68,7 @@ def sync_all(context: typer.Context, as_json: AsJson = False) -> None:
         raise UsageError("--json stands behind the command", f"{command} --json")
 
 
-@sync.command("push")
+@sync.command("push", epilog=examples("satchel sync push", "satchel sync push bruno"))
 def push(
     names: Names = None,
     again: Annotated[
@@ -55,7 +80,7 @@ def push(
     _sync("push", names or (), as_json, again=again)
 
 
-@sync.command("pull")
+@sync.command("pull", epilog=examples("satchel sync pull", "satchel sync pull bruno"))
 def pull(
     names: Names = None,
     accept_older: Annotated[
@@ -71,7 +96,7 @@ def pull(
     _sync("pull", names or (), as_json, accept_older=accept_older)
 
 
-@sync.command("status")
+@sync.command("status", epilog=examples("satchel sync status", "satchel sync status --json"))
 def show_status(as_json: AsJson = False) -> None:
     """How each session stands, here and in the remote. Changes nothing; exit code 4 if one cannot be read."""
     from satchel.config.settings import load_settings
@@ -94,16 +119,16 @@ def show_status(as_json: AsJson = False) -> None:
     steps = {step.value for step in Step}
     if as_json:
         sessions = [
-            {
-                "session_id": each.session_id,
-                "name": each.name,
-                "state": each.state,
-                "number": each.number,
-                "updated_at": each.head.updated_at.isoformat() if each.head else None,
-            }
+            SyncStateRecord(
+                session_id=each.session_id,
+                name=each.name,
+                state=each.state,
+                number=each.number,
+                updated_at=each.head.updated_at.isoformat() if each.head else None,
+            )
             for each in found
         ]
-        _print_json(config.model_dump(mode="json") | {"auto": auto, "sessions": sessions})
+        print_json(SyncStatusRecord(**config.model_dump(mode="json"), auto=auto, sessions=sessions))
     else:
         rows = [each for each in found if each.state in steps]
         width = max((len(each.state) for each in rows), default=0)
@@ -113,16 +138,19 @@ def show_status(as_json: AsJson = False) -> None:
     _end(() if as_json else faults, bool(faults))
 
 
-@sync.command("gc")
+@sync.command("gc", epilog=examples("satchel sync gc --dry-run", "satchel sync gc --grace 7d"))
 def collect_garbage(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-    grace: Annotated[str, typer.Option(help="Spare what is younger: 24h at least, 7d.")] = "24h",
+    grace: Annotated[
+        str, typer.Option(metavar="AGE", help="Spare what is younger: 24h at least, 7d.")
+    ] = "24h",
     as_json: AsJson = False,
 ) -> None:
     """Delete what the remote holds for no session, and expired shares."""
     grace_s = parse_duration_s(grace)
     from satchel.sync.collect import GRACE_S, collect_remote
     from satchel.sync.opening import needed_config, open_remote, open_syncer
+    from satchel.terminal.progress import progress_bar
 
     if grace_s < GRACE_S and not dry_run:
         raise UsageError(
@@ -135,23 +163,24 @@ def collect_garbage(
         try:
             return place.abort_old_uploads(age_s)
         except NetworkError as err:  # not all that speaks S3 tells of them
-            report(f"unfinished uploads were not looked for: {err.one_line()}")
+            bar.say(f"unfinished uploads were not looked for: {err.one_line()}")
             return 0
 
-    done = collect_remote(syncer.remote, syncer.keys, grace_s, dry_run, abort_uploads)
+    with progress_bar("looking through the remote") as bar:
+        done = collect_remote(syncer.remote, syncer.keys, grace_s, dry_run, abort_uploads)
     if as_json:
-        _print_json(dataclasses.asdict(done))
+        print_json(RemoteCollectedRecord(**dataclasses.asdict(done) | {"faults": list(done.faults)}))
     else:
         print(_collected_line(done, dry_run))
     if done.faults:
-        report("nothing is deleted while it is not known what a session needs")
+        complain("nothing is deleted while it is not known what a session needs")
     _end(() if as_json else done.faults, bool(done.faults))
 
 
 def _sync(
     direction: str, names: Iterable[str], as_json: bool, accept_older: bool = False, again: bool = False
 ) -> None:
-    """Sync and tell what was done; as JSON, the fields of a `SyncReport`."""
+    """Sync and tell what was done; as JSON, a `SyncedRecord`."""
     from satchel.sync.opening import open_syncer
     from satchel.sync.report import SyncReport
     from satchel.sync.syncer import Direction
@@ -164,11 +193,14 @@ def _sync(
             only = _session_ids(syncer, names)
             syncer.sync(Direction(direction), only, accept_older=accept_older, again=again, report=done)
     except SatchelError:
-        for line in (*done.notices, *done.faults):  # of what was done until then
+        for line in done.notices:  # of what was done until then
             report(line)
+        for line in done.faults:
+            complain(line)
         raise
     if as_json:
-        _print_json(dataclasses.asdict(done))
+        forks = [ForkRecord(**dataclasses.asdict(fork)) for fork in done.forks]
+        print_json(SyncedRecord(**dataclasses.asdict(done) | {"forks": forks}))
     else:
         for notice in done.notices:
             report(notice)
@@ -216,16 +248,12 @@ def _plural(noun: str, count: int) -> str:
     return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
 
 
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
 def _end(faults: Iterable[str], faulty: bool) -> None:
     """Tell the faults, and end with the exit code of damage if there are any."""
     told = list(faults)
     for fault in told[:MAX_FAULTS]:
-        report(fault)
+        complain(fault)
     if len(told) > MAX_FAULTS:
-        report(f"and {len(told) - MAX_FAULTS} more; --json lists all")
+        complain(f"and {len(told) - MAX_FAULTS} more; --json lists all")
     if faulty:
         raise typer.Exit(DamagedError.exit_code)

@@ -66,6 +66,7 @@ def setup(
         )
     if passphrase:
         check_passphrase(passphrase)
+    _make_folder(destination)
     place, destination, _ = _open(destination, check_free)  # before a passphrase is asked for in vain
     if not (no_passphrase or passphrase):
         passphrase = _ask_new_passphrase()
@@ -151,6 +152,16 @@ def _destination(
             f"this machine syncs with {other.url} already", "--replace has it sync with the new one only"
         )
     return destination
+
+
+def _make_folder(destination: Destination) -> None:
+    """Make the folder that is to be synced with, if only that is missing of its path."""
+    from satchel.remotes.address import RemoteAddress
+    from satchel.remotes.directory import make_last_folder
+
+    folder = RemoteAddress.parse(destination.url).directory
+    if folder is not None and make_last_folder(folder):
+        report(f"made the folder {folder}")
 
 
 def _open(destination: Destination, look: Callable[[Remote], _T]) -> tuple[Remote, Destination, _T]:

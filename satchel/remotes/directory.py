@@ -27,6 +27,24 @@ _NO_LINKS = (
 )
 
 
+def make_last_folder(path: Path) -> bool:
+    """Make the folder of a new remote, if the one above it is there; whether it was made.
+
+    Those further above never are: where a drive should be mounted, an empty folder would stand in for it.
+
+    Raises:
+        NetworkError: the disk refused.
+    """
+    try:
+        path.mkdir(mode=0o700)
+        files.sync(path.parent)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    except OSError as err:
+        raise NetworkError(f"cannot make {path.name} in {path.parent}: {err.strerror or err}") from err
+    return True
+
+
 class DirectoryRemote:
     """A `Remote` below a directory that is there.
 
@@ -113,8 +131,7 @@ class DirectoryRemote:
     def _existing_root(self) -> Path:
         """
         Raises:
-            NetworkError: the directory is not there. It is never made: where a drive should be mounted, an
-                empty folder would stand in for it.
+            NetworkError: the directory is not there. It is not made here: see `make_last_folder`.
         """
         with self._translated("look for a folder"):
             if not self._root.is_dir():

@@ -8,15 +8,13 @@ from __future__ import annotations
 import re
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from satchel.config.waits import POLL_S
-from satchel.errors import NetworkError, SatchelError
+from satchel.errors import NetworkError, SatchelError, fault_of
 from satchel.remotes.remote import TransientError
 from satchel.sync.report import Fork, SyncReport
 
@@ -183,9 +181,7 @@ def as_error(err: Exception) -> SatchelError:
         return err
     if isinstance(err, OSError):
         return SatchelError(f"{type(err).__name__}: {err}")
-    frames = traceback.extract_tb(err.__traceback__)
-    place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    return SatchelError(f"{type(err).__name__}{place}", "this is a fault of Satchel's own")
+    return fault_of(err)
 
 
 def _kind(error: SatchelError) -> str:
