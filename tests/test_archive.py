@@ -557,7 +557,7 @@ def test_the_command_says_when_the_store_is_no_smaller(satchel: Run, environment
     )
     assert blocks < set(home.glob("v1/blocks/*/*"))
 
-    assert satchel("sessions", "rm", "0" * 32).returncode == 0
+    assert satchel("sessions", "rm", "0" * 32, "--yes").returncode == 0
     assert satchel("store", "gc", "--grace", "0s").returncode == 0
     assert not blocks & set(home.glob("v1/blocks/*/*"))
 
@@ -572,7 +572,7 @@ def test_the_command_says_when_the_store_is_no_smaller(satchel: Run, environment
             2,
             "no KV profile is called 'turbo9' (turbo has 2, 3, 4, 8 bits, not 9); ",
         ),
-        (["--yes"], 2, "Missing argument 'name'"),
+        (["--yes"], 2, "the argument 'name' is missing"),
     ],
 )
 def test_wrong_use_is_one_line(satchel: Run, args: list[str], exit_code: int, complaint: str) -> None:

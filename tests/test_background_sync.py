@@ -149,8 +149,7 @@ def test_another_failure_is_another_line_but_not_the_same_with_another_object():
 def test_what_was_not_foreseen_is_told_by_its_type_and_place_without_what_it_met():
     sync = background(FakeSyncer(KeyError("my secret words"), OSError(28, "No space left on device")))
     (line,) = run(sync)
-    assert line.startswith("not synced: KeyError at test_background_sync.py:")
-    assert line.endswith("; this is a fault of Satchel's own")
+    assert line.startswith("not synced: a fault of Satchel itself, KeyError at test_background_sync.py:")
     assert "secret" not in line
     assert run(sync) == ["not synced: OSError: [Errno 28] No space left on device"]
     assert run(sync) == ["synced again"]

@@ -20,8 +20,9 @@ from mlx_lm.utils import load_model
 
 from satchel.engine.embedded import find_embedded_gguf
 from satchel.engine.gguf import convert_gguf, pack
-from satchel.engine.gguf_config import mlx_config
+from satchel.engine.gguf_config import architecture_of, mlx_config
 from satchel.engine.gguf_reader import GGUFTensor, read_gguf
+from satchel.engine.gguf_tokenizer import build_tokenizer
 from satchel.errors import DamagedError, SatchelError, UsageError
 
 HIDDEN, HEADS, KV_HEADS, FFN, VOCAB = 64, 4, 2, 96, 32
@@ -293,6 +294,42 @@ def test_an_unsupported_architecture_is_named_with_those_that_are(tmp_path: Path
     assert caught.value.one_line() == (
         "the GGUF file's architecture is 'mamba'; supported are llama, qwen2, qwen3, gemma3"
     )
+
+
+def test_progress_counts_the_bytes_of_tensors(tmp_path: Path) -> None:
+    write_model(tmp_path / "m.gguf")
+    seen: list[tuple[int, int]] = []
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out", lambda done, total: seen.append((done, total)))
+    file = read_gguf(tmp_path / "m.gguf")
+    total = sum(tensor.data.nbytes for tensor in file.tensors.values())
+    assert len(seen) == len(file.tensors)
+    assert seen[0] == (next(iter(file.tensors.values())).data.nbytes, total)
+    assert seen[-1] == (total, total)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "error"),
+    [
+        ("general.architecture", ["llama"], UsageError),
+        ("tokenizer.ggml.pre", ["llama-bpe"], UsageError),
+        ("tokenizer.ggml.token_type", ["x"] * VOCAB, DamagedError),
+        ("tokenizer.ggml.bos_token_id", True, DamagedError),
+    ],
+)
+def test_fields_of_another_type_are_refused(
+    good_file: Path, key: str, value: Any, error: type[SatchelError]
+) -> None:
+    file = read_gguf(good_file)
+    file.metadata.update({"tokenizer.ggml.add_bos_token": True, key: value})
+    with pytest.raises(error):
+        architecture_of(file)
+        build_tokenizer(file.metadata)
+
+
+def test_a_list_without_end_is_damaged(tmp_path: Path) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a"
+    with pytest.raises(DamagedError, match="a list of 16777217 items"):
+        read_bytes(tmp_path, head + struct.pack("<IIQ", 9, 7, (1 << 24) + 1) + bytes((1 << 24) + 1))
 
 
 def test_an_unknown_tensor_is_named_and_nothing_is_left_behind(tmp_path: Path) -> None:

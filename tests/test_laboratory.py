@@ -435,7 +435,7 @@ def test_a_plot_that_cannot_be_drawn_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as caught:
         check_plot(Path("plot.png"))
-    assert caught.value.one_line() == "the plot needs matplotlib; pip install 'satchel[bench]'"
+    assert caught.value.one_line() == "the plot needs matplotlib; `pip install matplotlib` brings it"
 
 
 # -- the command -------------------------------------------------------------------------------------

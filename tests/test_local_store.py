@@ -517,7 +517,9 @@ def test_sessions_are_found_by_name_id_and_age(store: LocalStore) -> None:
     assert [head.name for head in store.heads().heads] == ["recipes", "Notes"]
     with pytest.raises(NotFoundError) as missing:
         store.find("recipe")
-    assert missing.value.one_line() == "no session is called 'recipe'; near it are recipes"
+    assert missing.value.one_line() == (
+        "no session is called 'recipe'; did you mean 'recipes'? `satchel sessions list` shows all"
+    )
     for wanted in ("", two.session_id[:3], "../" + two.session_id):
         with pytest.raises(NotFoundError):
             store.find(wanted)

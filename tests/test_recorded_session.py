@@ -56,7 +56,7 @@ def test_every_command_works_in_a_real_talk(tmp_path: Path) -> None:
     assert after(shown, "/exprot") == "satchel: there is no command /exprot; did you mean /export?\n"
     assert str(Path.home()) not in shown
 
-    assert after(shown, "What's the weather in Oslo today?").startswith("search · ")
+    assert after(shown, "What's the weather in Oslo today?").startswith("taken for a search")
     assert "[2] Winter in Oslo — http://127.0.0.1:" in after(shown, "?Oslo winter temperature")
     assert "not run" in after(shown, "!rm -rf .git")
     assert "touches: reads\n" in after(shown, "/shell list the files here with their sizes")
@@ -73,4 +73,5 @@ def test_every_command_works_in_a_real_talk(tmp_path: Path) -> None:
 
     assert "sent " in after(shown, "/sync")
     assert "\nhttp://127.0.0.1:" in after(shown, "/share 1h")
-    assert shown.endswith("> /quit\n$ echo the exit code is $?\nthe exit code is 0\n")
+    assert shown.endswith("\n$ echo the exit code is $?\nthe exit code is 0\n")
+    assert after(shown, "/quit").startswith("saved as ")

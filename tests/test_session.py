@@ -940,8 +940,14 @@ def test_saving_changes_nothing_in_the_running_session(open_manager: Open, tiny:
 
 def test_names(open_manager: Open, tiny: LoadedModel) -> None:
     manager = open_manager(tiny)
-    sessions = [manager.new() for _ in range(4)]
-    questions = ("What is a KV cache, and why is it so large?", "What is a KV cache, and why not?", "…!?", "")
+    sessions = [manager.new() for _ in range(5)]
+    questions = (
+        "What is a KV cache, and why is it so large?",
+        "What is a KV cache, and why not?",
+        "…!?",
+        "",
+        "What's in 'Ulysses', and what\u2019s not?",
+    )
     for session, question in zip(sessions, questions, strict=True):
         session.messages = [Message(role="user", content=question)]
         session.save()
@@ -950,6 +956,7 @@ def test_names(open_manager: Open, tiny: LoadedModel) -> None:
         "What is a KV cache and-2",
         "chat",
         "chat-2",
+        "Whats in Ulysses and whats not",
     ]
     sessions[0].save("kv")
     assert sessions[0].name == "kv"
