@@ -312,6 +312,7 @@ def test_answers_are_compared_by_their_likelihood(smollm, tmp_path, monkeypatch)
     assert longer[0] <= np.log(likely[1]) + 1e-3
 
 
+@pytest.mark.slow
 def test_damaged_examples_are_read_again(smollm, tmp_path, monkeypatch):
     monkeypatch.setenv("SATCHEL_CACHE", str(tmp_path / "cache"))
     text(Preamble(smollm, examples(smollm)).answer("Spain", max_tokens=4, cancel=NEVER))

@@ -524,6 +524,7 @@ def bench(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=os.environ, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_measures_the_embedded_model(smollm: LoadedModel, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     ran = bench(

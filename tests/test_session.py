@@ -278,7 +278,14 @@ def check_resume_at(open_manager: Open, smollm: LoadedModel, profile: str, conte
 
 
 @pytest.mark.usefixtures("last_token_alone")
-@pytest.mark.parametrize(("profile", "context"), [("turbo4", 1), ("turbo4", 452), ("exact", 256)])
+@pytest.mark.parametrize(
+    ("profile", "context"),
+    [
+        pytest.param("turbo4", 1, marks=pytest.mark.slow),
+        ("turbo4", 452),
+        pytest.param("exact", 256, marks=pytest.mark.slow),
+    ],
+)
 def test_resume_continues_with_the_same_tokens(
     open_manager: Open, smollm: LoadedModel, profile: str, context: int
 ) -> None:
