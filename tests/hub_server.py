@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
 from safetensors.numpy import save
+from web_servers import LoopbackServer, QuietHandler
 
 COMMIT = "c0ffee" * 6 + "c0ff"
 PIECE = 1 << 16
@@ -61,7 +61,7 @@ class Asked:
     range: str | None
 
 
-class HubServer:
+class HubServer(LoopbackServer):
     """Has `repository` with `files`; the weights come at `pause_s` a piece, and stop at `stall_at`."""
 
     def __init__(self, repository: str, files: Mapping[str, bytes]) -> None:
@@ -76,33 +76,14 @@ class HubServer:
         self.asked: list[Asked] = []
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 outer._answer(self, with_body=True)
 
             def do_HEAD(self) -> None:
                 outer._answer(self, with_body=False)
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> HubServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        super().__init__(Handler)
 
     def fetched(self, name: str) -> list[Asked]:
         return [each for each in self.asked if each.method == "GET" and each.path.endswith(f"/{name}")]

@@ -37,8 +37,8 @@ def hub(content: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPat
     from huggingface_hub import constants
 
     with HubServer("me/tiny", content) as server:
-        monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", server.url())
+        template = server.url() + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hf" / "hub"))
         yield server
@@ -54,7 +54,11 @@ def folder(tmp_path: Path) -> Path:
 def environment(hub: HubServer, tmp_path: Path) -> dict[str, str]:
     """For a process of its own, with the same server and caches."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SATCHEL_", "HF_", "NO_"))}
-    kept |= {"SATCHEL_HOME": str(tmp_path / "home"), "HF_HOME": str(tmp_path / "hf"), "HF_ENDPOINT": hub.url}
+    kept |= {
+        "SATCHEL_HOME": str(tmp_path / "home"),
+        "HF_HOME": str(tmp_path / "hf"),
+        "HF_ENDPOINT": hub.url(),
+    }
     return kept | {"TERM": "xterm-256color", "PYTHONUTF8": "1"}
 
 
@@ -213,7 +217,7 @@ def test_a_commit_that_is_none_is_refused(satchel: Run, hub: HubServer) -> None:
 
 def fetch(hub: HubServer, target: Path, sha256: str | None = None, name: str = WEIGHTS) -> list[int]:
     pieces: list[int] = []
-    url = f"{hub.url}/me/tiny/resolve/main/{name}"
+    url = f"{hub.url()}/me/tiny/resolve/main/{name}"
     fetch_file(url, {}, target, len(hub.files[WEIGHTS]), sha256 or hub.etag(WEIGHTS), pieces.append)
     return pieces
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -27,7 +27,38 @@ class Asked:
     headers: Mapping[str, str]
 
 
-class WebServer:
+class LoopbackServer:
+    """Answers on a free port of loopback within its `with` block."""
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def url(self, path: str = "") -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+
+class QuietHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class WebServer(LoopbackServer):
     """A server whose paths are set while it runs; others are 404."""
 
     def __init__(self) -> None:
@@ -35,9 +66,7 @@ class WebServer:
         self._answers: dict[str, Answer] = {}
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
+        class Handler(QuietHandler):
             def do_GET(self) -> None:
                 parts = urlsplit(self.path)
                 headers = {name.lower(): value for name, value in self.headers.items()}
@@ -50,31 +79,11 @@ class WebServer:
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
 
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
-
-    def __enter__(self) -> WebServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
+        super().__init__(Handler)
 
     @property
     def server(self) -> ThreadingHTTPServer:
         return self._server
-
-    def url(self, path: str = "") -> str:
-        return f"http://127.0.0.1:{self.port}{path}"
 
     def on(self, path: str, answer: Answer) -> str:
         """Has `answer` answer at `path`; its URL."""

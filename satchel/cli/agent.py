@@ -5,7 +5,6 @@ What takes long to import (MLX, the store, the search) is imported inside the fu
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +25,6 @@ from satchel.cli.options import (
     examples,
     load_manager,
     renderer_of,
-    report,
 )
 from satchel.cli.records import CommandRecord, FoundRecord, SourceRecord
 from satchel.cli.schemas import print_json
@@ -252,8 +250,6 @@ def shell(
         run = _Run(desk, text, yes, allow_destructive, quiet=as_json)
         raise typer.Exit(run.run(renderer, summarised=not no_summary))
     commands: list[str] = []
-    if sys.stderr.isatty():  # of a person, who would wait without a word
-        report("having a command proposed")
     with interrupt_sets(desk.cancel):
         renderer.turn(_returning(proposed(desk, text), commands))
     if desk.cancel.is_set():

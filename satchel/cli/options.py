@@ -78,7 +78,7 @@ def load_manager(settings: Settings, progress: Callable[[str], None] | None = No
             from satchel.terminal.progress import progress_bar
 
             with progress_bar("loading the model", unit="bytes") as bar:
-                model = load_model(settings.model, lambda line: bar.say(line), bar.update)
+                model = load_model(settings.model, bar.say, bar.update)
     except NotFoundError as err:
         if place := _where_set(settings.model):
             raise NotFoundError(f"{err}, which {place} names", err.hint) from err

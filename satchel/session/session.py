@@ -196,13 +196,13 @@ class Session:
 
     def _note_figures(self, stats: Stats) -> None:
         """Keep what the turn took that has just ended. Sizes are those of shapes: nothing is computed."""
-        turn, state = len(self.turns()), self._context.state
+        turn = len(self.turns())
         decode_s = (stats.generated_tokens - 1) / stats.decode_tps if stats.decode_tps > 0 else 0.0
         figures = TurnFigures(
             turn=turn,
             tokens=len(self.token_ids),
-            held_bytes=state.nbytes,
-            exact_bytes=2 * state.elements(),
+            held_bytes=self.kv_bytes(),
+            exact_bytes=2 * self.kv_elements(),
             read_tokens=stats.prompt_tokens,
             read_ms=round(1000 * stats.first_token_s),
             written_tokens=stats.generated_tokens,
@@ -692,8 +692,8 @@ class Session:
 
     def stats(self) -> dict[str, object]:
         """What `/stats` shows: label to value, in order."""
-        model, state, last = self.manager.model, self._context.state, self._last_stats
-        held, exact = state.nbytes, 2 * state.elements()
+        model, last = self.manager.model, self._last_stats
+        held, exact = self.kv_bytes(), 2 * self.kv_elements()
         archived = self._context.archived_from
         shown: dict[str, object] = {
             "session": self.name or "not saved yet",
