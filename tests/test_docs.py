@@ -55,9 +55,9 @@ def with_blocks(slow: bool) -> list[Path]:
 def machines(tmp_path, moto) -> Iterator[Machines]:
     """Two machines with a bucket, a folder and a search server on loopback, where pages name real ones."""
     bucket = moto.make_bucket("docs-" + re.sub(r"[\W_]+", "-", tmp_path.name).strip("-").lower()[:40])
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SATCHEL_", "NO_COLOR"))}
-    if cache := os.environ.get("SATCHEL_CACHE"):
-        kept["SATCHEL_CACHE"] = cache
+    # A cache of their own, too: pages show what is in it.
+    other = ("SATCHEL_", "XDG_", "NO_COLOR")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(other)}
 
     def stand_in(line: str) -> str:
         line = re.sub(r'make run( ARGS="?([^"]*)"?)?', r"satchel \2", line)
